@@ -1,0 +1,91 @@
+"""forerun: speculative decoding that is invisible and never slower.
+
+>>> import forerun
+>>> model = forerun.load("smollm2")                                          # doctest: +SKIP
+>>> forerun.generate(model, "What is the capital of France?").text           # doctest: +SKIP
+'The capital of France is Paris.'
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import ForerunError
+
+if TYPE_CHECKING:
+    from forerun.inspection import CheckReport
+    from forerun.language_model import Generation, LanguageModel, Prompt
+    from forerun.progress import Progress
+    from forerun.response import Response
+
+__all__ = ["ForerunError", "__version__", "generate", "inspect_model", "load", "stream"]
+
+try:
+    __version__ = version("forerun")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0.1.0"
+
+
+def load(
+    model: str = "smollm2",
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    quantize: str = "auto",
+    max_context: int | None = None,
+    draft_model: str | None = None,
+    progress: Progress | None = None,
+) -> LanguageModel:
+    """Load a model: a folder, a GGUF file, a hub id or the built-in `smollm2`.
+
+    On CPU weights are rounded to int8; `dtype="float32"` or `quantize="none"` keeps full precision. `draft_model` names a
+    smaller model with the same tokenizer for `draft="model"`.
+    """
+    from forerun.loading import load_model
+
+    return load_model(
+        model,
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        max_context=max_context,
+        draft_model=draft_model,
+        progress=progress,
+    )
+
+
+def stream(model: LanguageModel, prompt: Prompt, **options: Any) -> Generation:
+    """Generate chunk by chunk; the last chunk carries the summary.
+
+    `prompt` is text, a list of messages or a list of token ids. Options: `system`, `raw`, `max_tokens`, `temperature`,
+    `top_p`, `top_k`, `min_p`, `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`, `lang_bias`,
+    `suppress`, `stop`, `seed`, `draft` ("auto", "off", "lookup", "model"), `draft_tokens`, `accept` ("coupled",
+    "rejection").
+
+    >>> with forerun.stream(model, "Count to five.", max_tokens=16) as answer:
+    ...     text = "".join(chunk.text for chunk in answer)
+    >>> text == answer.response().text
+    True
+    """
+    return model.start(prompt, **options)
+
+
+def generate(model: LanguageModel, prompt: Prompt, **options: Any) -> Response:
+    """Generate a whole answer; the options are those of `stream`.
+
+    >>> plain = forerun.generate(model, "Count to five.", max_tokens=16, draft="off")
+    >>> drafted = forerun.generate(model, "Count to five.", max_tokens=16, draft="lookup")
+    >>> plain.tokens == drafted.tokens
+    True
+    """
+    from forerun.language_model import collect
+
+    return collect(model.start(prompt, **options))
+
+
+def inspect_model(model: str, **options: Any) -> CheckReport:
+    """What `forerun check` prints: family, size, memory plan, and the exactness probe."""
+    from forerun.inspection import inspect_model as inspect
+
+    return inspect(model, **options)

@@ -1,0 +1,160 @@
+"""`forerun check`: what was found in a model, what it needs, and whether its rows keep their bits at every width."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli.options import (
+    AsJson,
+    Device,
+    Dtype,
+    MaxContext,
+    Precision,
+    Quantization,
+    Quantize,
+    Quiet,
+    require_positive,
+)
+from forerun.cli.terminal_progress import terminal_progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from forerun import CheckReport
+
+
+def check(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name.")],
+    device: Device = "auto",
+    dtype: Dtype = Precision.auto,
+    quantize: Quantize = Quantization.auto,
+    max_context: MaxContext = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Inspect a model: its size, the memory plan, and the exactness probe."""
+    require_positive("--max-context", max_context)
+    import forerun
+
+    report = forerun.inspect_model(
+        model,
+        device=device,
+        dtype=dtype.value,
+        quantize=quantize.value,
+        max_context=max_context,
+        progress=terminal_progress(quiet),
+    )
+    if as_json:
+        print(json.dumps(report_to_dict(report), ensure_ascii=False), flush=True)
+    else:
+        _print_report(report)
+
+
+def report_to_dict(report: CheckReport) -> dict[str, Any]:
+    """The report as plain data, for `--json`."""
+    return {
+        "family": report.family,
+        "parameters": report.parameters,
+        "layers": report.layers,
+        "hidden": report.hidden,
+        "vocab": report.vocab,
+        "context": report.context,
+        "dtype": report.dtype,
+        "drafters": list(report.drafters),
+        "memory": {
+            "weights_bytes": report.weights_bytes,
+            "page_bytes": report.page_bytes,
+            "cache_tokens": report.cache_tokens,
+            "cache_bytes": report.cache_bytes,
+        },
+        "probe": [{"width": width, "same": same} for width, same in report.probe],
+        "guaranteed": report.guaranteed,
+        "exactness_cost": report.exactness_cost,
+        "notes": list(report.notes),
+    }
+
+
+def _print_report(report: CheckReport) -> None:
+    from rich.console import Console
+
+    # Without a terminal rich would wrap at 80 columns; whoever reads a pipe wants whole lines.
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
+    console.print(_model_table(report))
+    console.print(_memory_table(report))
+    console.print(_probe_table(report))
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    _print_verdict(console, report)
+
+
+def _print_verdict(console: Console, report: CheckReport) -> None:
+    if report.exactness_cost is not None:
+        console.print(f"exactness costs {100 * report.exactness_cost:.0f} % of a plain step")
+    if report.guaranteed:
+        console.print("same text as plain decoding: guaranteed", style="bold green")
+        return
+    broken = [str(width) for width, same in report.probe if not same]
+    where = f" (bits differ at width {', '.join(broken)})" if broken else ""
+    console.print(f"same text as plain decoding: NOT GUARANTEED{where}", style="bold red", soft_wrap=True)
+
+
+def _model_table(report: CheckReport) -> Table:
+    table = _two_columns("model")
+    table.add_row("family", report.family)
+    table.add_row("parameters", f"{_short_count(report.parameters)} ({report.parameters:,})")
+    table.add_row("layers × hidden", f"{report.layers} × {report.hidden}")
+    table.add_row("vocabulary", f"{report.vocab:,}")
+    table.add_row("context", f"{report.context:,} tokens")
+    table.add_row("computes in", report.dtype)
+    table.add_row("drafters", ", ".join(report.drafters) or "none")
+    return table
+
+
+def _memory_table(report: CheckReport) -> Table:
+    table = _two_columns("memory plan")
+    table.add_row("weights", _bytes(report.weights_bytes))
+    table.add_row("cache", f"{_bytes(report.cache_bytes)} for {report.cache_tokens:,} tokens")
+    table.add_row("one cache page", _bytes(report.page_bytes))
+    table.add_row("together", _bytes(report.weights_bytes + report.cache_bytes))
+    return table
+
+
+def _probe_table(report: CheckReport) -> Table:
+    from rich.table import Table
+
+    table = Table(title="exactness probe", title_justify="left")
+    table.add_column("width", justify="right")
+    table.add_column("same bits as plain decoding")
+    for width, same in report.probe:
+        table.add_row(str(width), "same" if same else "[bold red]DIFFERENT[/]")
+    return table
+
+
+def _two_columns(title: str) -> Table:
+    from rich.table import Table
+
+    return Table("", "", title=title, title_justify="left", show_header=False)
+
+
+def _short_count(count: int) -> str:
+    """134515008 → `135M`."""
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= size:
+            value = count / size
+            return f"{value:.1f}{letter}" if value < 10 else f"{value:.0f}{letter}"
+    return str(count)
+
+
+def _bytes(count: int) -> str:
+    """Sizes in binary units, as memory is sold."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

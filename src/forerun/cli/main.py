@@ -1,0 +1,110 @@
+"""`forerun`: finds the command, runs it, and turns every way to fail into one line and an exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from forerun.cli.check import check
+from forerun.cli.generate import generate
+from forerun.errors import ForerunError
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    _never_fail_on_an_odd_terminal()
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except typer.Exit as finished:
+        return finished.exit_code
+    except TyperException as error:
+        return _refuse(f"{_reason(error)} (see {_help_command(error)})")
+    except ForerunError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _drop_stdout()
+        return EXIT_BROKEN_PIPE
+
+
+def build_app() -> typer.Typer:
+    """The commands and their help; importing them costs milliseconds, running them imports torch."""
+    app = typer.Typer(name="forerun", add_completion=False, pretty_exceptions_enable=False, help=_overview.__doc__)
+    app.callback(invoke_without_command=True)(_overview)
+    app.command()(generate)
+    app.command()(check)
+    return app
+
+
+def _run(argv: Sequence[str]) -> int:
+    command = typer.main.get_command(build_app())
+    # Not command.main(): it would handle interrupts and broken pipes its own way.
+    with command.make_context("forerun", list(argv)) as context:
+        command.invoke(context)
+    sys.stdout.flush()
+    return 0
+
+
+def _overview(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Speculative decoding that gives exactly the text plain decoding would have given."""
+    if version:
+        print(f"forerun {_version()}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(EXIT_BAD_INPUT)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("forerun")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _refuse(message: str) -> int:
+    one_line = " ".join(message.split())
+    print(f"forerun: {one_line}", file=sys.stderr)
+    return EXIT_BAD_INPUT
+
+
+def _reason(error: TyperException) -> str:
+    return error.format_message().replace("Value error, ", "").rstrip(".")  # the prefix is its validator's, not ours
+
+
+def _help_command(error: TyperException) -> str:
+    context = getattr(error, "ctx", None)  # only usage errors know which command they happened in
+    return f"{context.command_path if context else 'forerun'} --help"
+
+
+def _never_fail_on_an_odd_terminal() -> None:
+    """A character the terminal cannot show becomes `?` instead of ending the answer."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_stdout() -> None:
+    """Whoever read our output is gone: point it at nothing, or the interpreter complains when it exits."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # not a real file, nothing to redirect
+        return
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, descriptor)
+    os.close(nothing)

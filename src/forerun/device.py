@@ -1,0 +1,80 @@
+"""Where a model runs and in which precision: wishes in, decisions out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from forerun.errors import ForerunError
+from forerun.kernels.interface import Kernels
+from forerun.kernels.reference import ReferenceKernels
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CACHE_SHARE = 0.25  # of the memory that is free when a model loads
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The decisions."""
+
+    device: torch.device
+    dtype: torch.dtype
+    quantize: bool
+    kernels: Kernels
+
+    def describe(self) -> str:
+        """Precision in a word."""
+        return "int8" if self.quantize else str(self.dtype).removeprefix("torch.")
+
+
+def plan_machine(device: str, dtype: str, quantize: str) -> Machine:
+    """Check the wishes against the machine. On CPU int8 weights are the default; elsewhere bfloat16."""
+    if quantize not in ("auto", "none", "int8"):
+        raise ForerunError(f"quantize must be none or int8, not {quantize!r}")
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ForerunError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    where = _device(device)
+    if where.type == "cpu":
+        return _cpu(where, dtype, quantize)
+    if quantize == "int8":
+        raise ForerunError(f"int8 weights are not supported on {where.type} yet: use --quantize none")
+    precision = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
+    return Machine(where, precision, False, ReferenceKernels())
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        # The CPU has fast bodies of its own; a GPU so far runs the reference ones, and only when asked for.
+        return torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ForerunError(f"unknown device {name!r}: use auto, cpu, cuda or mps") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ForerunError("no CUDA device was found: use --device cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ForerunError("no Apple GPU was found: use --device cpu")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ForerunError(f"device {name!r} is not supported: use auto, cpu, cuda or mps")
+    return device
+
+
+def _cpu(device: torch.device, dtype: str, quantize: str) -> Machine:
+    if dtype not in ("auto", "float32"):
+        raise ForerunError(f"{dtype} is not supported on the CPU: use --dtype float32 (or leave it and use int8 weights)")
+    # An explicit float32 with no word on quantising means full precision.
+    small = quantize == "int8" or (quantize == "auto" and dtype == "auto")
+    from forerun.kernels.cpu import CpuKernels
+
+    return Machine(device, torch.float32, small, CpuKernels(small))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return 8 << 30  # macOS and Windows do not say; a modest guess
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

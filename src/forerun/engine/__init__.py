@@ -1,0 +1,1 @@
+"""The loop: schedule, draft, forward, choose, commit."""

@@ -1,0 +1,164 @@
+"""Many sequences at once: each step is one round of all running sequences and at most one prefill chunk."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+import torch
+
+from forerun.cache.pages import PagePool, SequenceCache
+from forerun.draft.protocol import Drafter
+from forerun.engine.policy import DepthPolicy
+from forerun.engine.request import MAX_DEPTH, Request
+from forerun.engine.round import NOTHING, Turn, run_round, verify
+from forerun.engine.scheduler import Scheduler
+from forerun.engine.sequence import Sequence, Status, TextSink
+from forerun.errors import ForerunError
+from forerun.kernels.interface import Span
+from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.rows import Output, Pass
+from forerun.sample.history import TokenHistory
+
+CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
+
+
+class Engine:
+    """Drive it with `submit` and `step`; read `sequence.emissions`."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        pool: PagePool,
+        drafters: dict[str, Drafter],
+        *,
+        vocab: int,
+        context: int,
+        max_sequences: int = 64,
+        max_width: int = MAX_DEPTH + 1,
+        chunk: int = CHUNK,
+    ) -> None:
+        self.model, self.pool, self.drafters = model, pool, drafters
+        self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
+        self.scheduler = Scheduler(pool, context, max_sequences)
+        self._ids = count()
+
+    def submit(self, request: Request, sink: TextSink) -> Sequence:
+        """Queue a request. One that can never run is refused here, with the reason."""
+        prompt = len(request.prompt)
+        if prompt >= self.context:
+            raise ForerunError(
+                f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it or raise max context"
+            )
+        limit = self.context if request.max_tokens is None else min(self.context, prompt + request.max_tokens)
+        sequence = Sequence(
+            id=next(self._ids),
+            request=request,
+            cache=SequenceCache(self.pool),
+            history=TokenHistory(request.prompt),
+            sink=sink,
+            policy=DepthPolicy(self._arm(request), request.draft_tokens),
+            limit=limit,
+            tokens=list(request.prompt),
+        )
+        self.scheduler.submit(sequence)
+        return sequence
+
+    def _arm(self, request: Request) -> str | None:
+        if request.draft == "off":
+            return None
+        name = "lookup" if request.draft == "auto" else request.draft
+        if name not in self.drafters:
+            hint = "name one with --draft-model" if name == "model" else "use --draft off"
+            raise ForerunError(f"no {name} drafter is loaded: {hint}")
+        return name
+
+    def step(self) -> None:
+        """Admit, prefill one chunk, run one round."""
+        self.scheduler.admit()
+        sequence = self.scheduler.prefilling()
+        if sequence is not None:
+            self._prefill(sequence)
+        turns = [turn for s in self.scheduler.running() if (turn := self._turn(s)) is not None]
+        # Making room for one sequence may have parked another that was already given a turn.
+        turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
+        if turns:
+            run_round(turns, self.model, self.pool, self.drafters, self.vocab)
+
+    def _turn(self, sequence: Sequence) -> Turn | None:
+        """Decide arm and depth, and make sure that all rows have a place in the cache."""
+        if sequence.status is not Status.RUNNING:
+            return None
+        policy = sequence.policy
+        depth = min(policy.depth, sequence.remaining - 1, self.max_width - 1)
+        for wanted in sorted({depth, 0}, reverse=True):
+            if self.scheduler.make_room(sequence, sequence.cache.length + 1 + wanted):
+                return Turn(sequence, policy.arm, wanted, NOTHING)
+            if sequence.status is not Status.RUNNING:
+                return None  # parked: it goes on when pages are free
+        sequence.finish("length")
+        return None
+
+    def _prefill(self, sequence: Sequence) -> None:
+        """One chunk of one prompt; after the last one the first token is chosen."""
+        began = time.perf_counter()
+        cache, prompt = sequence.cache, sequence.request.prompt
+        start = cache.length
+        stop = min(start + self.chunk - start % self.chunk, len(prompt))
+        output = self._chunk(cache, prompt[start:stop])
+        cache.commit(stop - start)
+        if stop == len(prompt):
+            sequence.status = Status.RUNNING
+            turn = Turn(sequence, None, 0, NOTHING)
+            for _, (_, token) in verify([turn], output, self.vocab):
+                sequence.emit(token, from_draft=False)
+        sequence.counters.prefill_seconds += time.perf_counter() - began
+
+    def _chunk(self, cache: SequenceCache, tokens: tuple[int, ...]) -> Output:
+        device, rows = self.model.device, len(tokens)
+        positions = torch.arange(cache.length, cache.length + rows, device=device)
+        spans = [Span(0, rows, cache.length, cache.table)]
+        last = torch.tensor([rows - 1], device=device)
+        return self.model.forward(
+            Pass(torch.tensor(tokens, device=device), positions, spans, self.pool.layers, last, True)
+        )
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Stop a sequence between two steps. Its state stays whole: `resume` goes on where it was."""
+        if sequence.status is not Status.FINISHED:
+            sequence.finish("cancelled")
+
+    def resume(self, sequence: Sequence, max_tokens: int | None = None) -> None:
+        """Continue a sequence that was cancelled or reached its length, as if it had never stopped."""
+        if sequence.finish_reason not in ("cancelled", "length"):
+            raise ForerunError(f"a sequence that ended with {sequence.finish_reason!r} cannot be continued")
+        if max_tokens is not None:
+            sequence.limit = min(self.context, len(sequence.tokens) + max_tokens)
+        if sequence.remaining <= 0:
+            raise ForerunError("the sequence has reached its limit: give max tokens, or load with a larger context")
+        sequence.finish_reason = None
+        if sequence not in self.scheduler.active:
+            sequence.status = Status.WAITING
+        elif sequence.cache.parked is not None:
+            sequence.status = Status.PARKED
+        else:
+            sequence.status = Status.RUNNING if len(sequence.tokens) > sequence.prompt_length else Status.PREFILL
+
+    def pause(self, sequence: Sequence) -> None:
+        """Leave a sequence out of the rounds until `unpause`."""
+        if sequence.status is Status.RUNNING:
+            sequence.status = Status.PAUSED
+
+    def unpause(self, sequence: Sequence) -> None:
+        """Let a paused sequence take part again."""
+        if sequence.status is Status.PAUSED:
+            sequence.status = Status.RUNNING
+
+    def release(self, sequence: Sequence) -> None:
+        """Free everything a sequence holds."""
+        if sequence.status is not Status.FINISHED:
+            sequence.finish("cancelled")
+        self.scheduler.remove(sequence)
+        for name in sequence.open_drafters:
+            self.drafters[name].close(sequence.id)
+        sequence.open_drafters.clear()

@@ -1,0 +1,106 @@
+"""The exactness probe: are a row's bits the same at every place in every pass this engine will run?
+
+Ordinary random data hides a changed order of summation, so products are tried on rows with large cancelling pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.cache.pages import PagePool, SequenceCache
+from forerun.kernels.interface import Kernels, Span
+from forerun.kernels.matrix import Matrix
+from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.rows import Pass
+
+HUGE = 2.0**18  # pairs of +HUGE and −HUGE cancel exactly only in one order of summation
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """For each width: are all rows bit-equal to the same rows computed alone?"""
+
+    widths: tuple[tuple[int, bool], ...]
+
+    @property
+    def guaranteed(self) -> bool:
+        return all(same for _, same in self.widths)
+
+    @property
+    def widest(self) -> int:
+        """The widest pass up to which every width keeps bits; 1 = plain decoding only."""
+        best = 1
+        for width, same in self.widths:
+            if not same:
+                return best
+            best = width
+        return best
+
+
+def cancelling_rows(rows: int, width: int, seed: int = 0) -> Tensor:
+    """[rows, width] of ordinary values with huge cancelling pairs among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width, generator=generator)
+    for row in x:
+        places = torch.randperm(width, generator=generator)[: width // 4 * 2]
+        signs = torch.ones(len(places))
+        signs[1::2] = -1
+        row[places] = HUGE * signs
+    return x
+
+
+def product_keeps_bits(kernels: Kernels, matrix: Matrix, width: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Every row of a product of `width` rows against the same row alone."""
+    x = cancelling_rows(width, matrix.shape[1]).to(device, dtype)
+    together = kernels.linear(x, matrix, prefill=False)
+    return all(torch.equal(kernels.linear(x[r : r + 1], matrix, prefill=False)[0], together[r]) for r in range(width))
+
+
+def probe(model: Decoder, pool: PagePool, widths: list[int]) -> ProbeResult:
+    """Try every width in `widths`, products on cancelling pairs first and then the whole model."""
+    kernels, results = model.kernels, []
+    matrices = list({matrix.shape: matrix for matrix in model.matrices()}.values())
+    alone = walk(model, pool, max(widths), 1)
+    for width in sorted(widths):
+        same = all(product_keeps_bits(kernels, m, width, model.device, model.dtype) for m in matrices)
+        same = same and torch.equal(walk(model, pool, max(widths), width), alone)
+        results.append((width, same))
+    return ProbeResult(tuple(results))
+
+
+def walk(model: Decoder, pool: PagePool, rows: int, width: int) -> Tensor:
+    """Logits of the first `rows` tokens of two sequences of different lengths, `width` rows of each per pass."""
+    vocab = model.config.vocab
+    caches = [SequenceCache(pool) for _ in range(2 if width > 1 else 1)]
+    logits = []
+    try:
+        for offset, cache in enumerate(caches):
+            cache.grow(rows + 3 * offset)
+            if offset:  # the neighbour is ahead, so that lengths in a pass are mixed
+                step(model, pool, [cache], [[7 % vocab] * 3])
+        for start in range(0, rows, width):
+            tokens = [(31 * position + 5) % vocab for position in range(start, min(start + width, rows))]
+            output = step(model, pool, caches, [tokens, [token // 2 for token in tokens]][: len(caches)])
+            logits.append(output[: len(tokens)])
+    finally:
+        for cache in caches:
+            cache.release()
+    return torch.cat(logits)
+
+
+def step(model: Decoder, pool: PagePool, caches: list[SequenceCache], tokens: list[list[int]]) -> Tensor:
+    """One decode pass that commits all its rows."""
+    spans, ids, positions = [], [], []
+    for cache, mine in zip(caches, tokens, strict=True):
+        spans.append(Span(len(ids), len(mine), cache.length, cache.table))
+        ids += mine
+        positions += range(cache.length, cache.length + len(mine))
+    device = model.device
+    batch = Pass(torch.tensor(ids, device=device), torch.tensor(positions, device=device), spans, pool.layers, None, False)
+    logits = model.forward(batch).logits
+    for cache, mine in zip(caches, tokens, strict=True):
+        cache.commit(len(mine))
+    return logits

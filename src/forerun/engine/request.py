@@ -1,0 +1,42 @@
+"""What a user asks for, checked once, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forerun.errors import ForerunError
+from forerun.sample.parameters import SamplingParams
+
+DraftChoice = Literal["auto", "off", "lookup", "model"]
+AcceptChoice = Literal["coupled", "rejection"]
+
+DRAFT_CHOICES = ("auto", "off", "lookup", "model")
+ACCEPT_CHOICES = ("coupled", "rejection")
+MAX_DEPTH = 15  # drafts per round; a round has at most one row more
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    draft: DraftChoice = "auto"
+    draft_tokens: int | None = None  # None: the engine decides
+    accept: AcceptChoice = "coupled"
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ForerunError("the prompt is empty: give at least one token of text")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ForerunError(f"max tokens must be at least 1, not {self.max_tokens}")
+        if self.draft not in DRAFT_CHOICES:
+            raise ForerunError(f"draft must be one of {', '.join(DRAFT_CHOICES)}, not {self.draft!r}")
+        if self.accept not in ACCEPT_CHOICES:
+            raise ForerunError(f"accept must be one of {', '.join(ACCEPT_CHOICES)}, not {self.accept!r}")
+        if self.draft_tokens is not None and not 0 <= self.draft_tokens <= MAX_DEPTH:
+            raise ForerunError(f"draft tokens must be 0 to {MAX_DEPTH} or auto, not {self.draft_tokens}")

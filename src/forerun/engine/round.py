@@ -1,0 +1,181 @@
+"""One round for all running sequences: draft, one target pass, choose, commit. Plain decoding is depth 0."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+
+from forerun.cache.pages import PagePool
+from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.engine.sequence import Sequence
+from forerun.errors import ForerunError
+from forerun.kernels.interface import Span
+from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.rows import Output, Pass
+from forerun.sample.acceptance import accept_coupled, accept_rejection
+from forerun.sample.choose import choose, probabilities
+from forerun.sample.row import Row
+
+log = logging.getLogger("forerun")
+NOTHING = Draft([], None)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One sequence's part in a round."""
+
+    sequence: Sequence
+    arm: str | None
+    depth: int
+    draft: Draft
+    start: int = 0  # its first row in the pass
+
+    @property
+    def width(self) -> int:
+        return 1 + len(self.draft.tokens)
+
+    def rows(self) -> list[Row]:
+        """What `choose` must know about each row: the exact history before it, drafted tokens included."""
+        sequence, drafts = self.sequence, self.draft.tokens
+        first = len(sequence.tokens)  # absolute index of the first token this round emits
+        return [
+            Row(sequence.request.sampling, sequence.history, tuple(drafts[:row]), first + row, None)
+            for row in range(self.width)
+        ]
+
+
+def run_round(turns: list[Turn], model: Decoder, pool: PagePool, drafters: dict[str, Drafter], vocab: int) -> None:
+    """Run one round; every sequence ends it consistent, whatever its drafter did."""
+    began = time.perf_counter()
+    propose(turns, drafters, vocab)
+    output = forward(turns, model, pool)
+    for turn, (accepted, final) in verify(turns, output, vocab):
+        commit(turn, accepted, final)
+    took = time.perf_counter() - began
+    for turn in turns:
+        turn.sequence.counters.decode_seconds += took
+
+
+def propose(turns: list[Turn], drafters: dict[str, Drafter], vocab: int) -> None:
+    """Ask each drafter once for all its sequences. One that fails costs speed, never a wrong token."""
+    for name, drafter in drafters.items():
+        mine = [turn for turn in turns if turn.arm == name and turn.depth > 0]
+        if not mine:
+            continue
+        try:
+            wants = [want(turn, drafter) for turn in mine]
+            drafts = drafter.propose(wants)
+        except Exception as error:  # noqa: BLE001 - a drafter is allowed to fail; it is reported and left out
+            for turn in mine:
+                report(turn.sequence, name, f"{type(error).__name__}: {error}")
+            continue
+        for turn, draft in zip(mine, drafts, strict=True):
+            turn.draft = sensible(draft, turn.depth, vocab)
+
+
+def want(turn: Turn, drafter: Drafter) -> Want:
+    """Tell the drafter what was committed since it last drafted, then what is wanted."""
+    sequence = turn.sequence
+    if drafter.name not in sequence.open_drafters:
+        drafter.open(sequence.id, sequence.tokens[: sequence.prompt_length])
+        sequence.open_drafters.add(drafter.name)
+        sequence.told = sequence.prompt_length
+    if sequence.told < len(sequence.tokens):
+        drafter.observe(sequence.id, sequence.tokens[sequence.told :], None)
+        sequence.told = len(sequence.tokens)
+    row = Row(sequence.request.sampling, sequence.history, (), len(sequence.tokens), None)
+    return Want(sequence.id, turn.depth, row, sequence.request.accept == "rejection")
+
+
+def sensible(draft: Draft, depth: int, vocab: int) -> Draft:
+    """Cut a draft at the first token that is not one, and at the depth asked for."""
+    tokens = draft.tokens[:depth]
+    for index, token in enumerate(tokens):
+        if not 0 <= token < vocab:
+            tokens = tokens[:index]
+            break
+    return Draft(tokens, None if draft.probabilities is None else draft.probabilities[: len(tokens)])
+
+
+def report(sequence: Sequence, name: str, reason: str) -> None:
+    """A drafter failed: say so once and go on without it."""
+    sequence.policy.arm = None
+    sequence.warnings.append(f"drafter {name} failed and was switched off: {reason}")
+    log.warning("drafter %s failed and was switched off for this request: %s", name, reason)
+
+
+def forward(turns: list[Turn], model: Decoder, pool: PagePool) -> Output:
+    """The target pass over all rows of all sequences."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    spans: list[Span] = []
+    for turn in turns:
+        cache, turn.start = turn.sequence.cache, len(tokens)
+        spans.append(Span(turn.start, turn.width, cache.length, cache.table))
+        tokens += [turn.sequence.pending, *turn.draft.tokens]
+        positions += range(cache.length, cache.length + turn.width)
+    device = model.device
+    batch = Pass(
+        torch.tensor(tokens, device=device), torch.tensor(positions, device=device), spans, pool.layers, None, False
+    )
+    return model.forward(batch)
+
+
+def verify(turns: list[Turn], output: Output, vocab: int) -> list[tuple[Turn, tuple[int, int]]]:
+    """Accepted count and final token of each sequence. A sequence that cannot go on fails alone."""
+    coupled = [turn for turn in turns if turn.sequence.request.accept == "coupled"]
+    results = []
+    try:
+        results += zip(coupled, couple(coupled, output, vocab), strict=True)
+        rest = [turn for turn in turns if turn.sequence.request.accept == "rejection"]
+    except ForerunError:
+        rest = turns  # one of them has no token left to choose: find out which
+    for turn in rest:
+        try:
+            alone = couple([turn], output, vocab)[0] if turn in coupled else reject(turn, output, vocab)
+            results.append((turn, alone))
+        except ForerunError as error:
+            turn.sequence.error = error
+            turn.sequence.finish("error")
+    return results
+
+
+def couple(turns: list[Turn], output: Output, vocab: int) -> list[tuple[int, int]]:
+    """Walk the tokens plain decoding would emit at each row, one vectorised choice for all of them."""
+    if not turns:
+        return []
+    index = [row for turn in turns for row in range(turn.start, turn.start + turn.width)]
+    logits = output.logits if len(index) == len(output.logits) else output.logits[index]
+    tokens = choose(logits, [row for turn in turns for row in turn.rows()], vocab)
+    results, offset = [], 0
+    for turn in turns:
+        results.append(accept_coupled(tokens[offset : offset + turn.width], turn.draft.tokens))
+        offset += turn.width
+    return results
+
+
+def reject(turn: Turn, output: Output, vocab: int) -> tuple[int, int]:
+    """Rejection sampling: exact in distribution."""
+    logits = output.logits[turn.start : turn.start + turn.width]
+    p = probabilities(logits, turn.rows(), vocab)
+    first = len(turn.sequence.tokens)
+    return accept_rejection(p, turn.draft.tokens, turn.draft.probabilities, turn.sequence.request.sampling, first)
+
+
+def commit(turn: Turn, accepted: int, final: int) -> None:
+    """Emit the accepted drafts and the final token; keep just the rows of tokens that were emitted before the last."""
+    sequence, drafts = turn.sequence, turn.draft.tokens
+    emitted = 0
+    for token in [*drafts[:accepted], final]:
+        emitted += 1
+        if sequence.emit(token, from_draft=emitted <= accepted):
+            break
+    sequence.cache.commit(emitted)
+    counters = sequence.counters
+    counters.rounds += 1
+    counters.drafted += len(drafts)
+    counters.accepted += min(accepted, emitted)
+    sequence.policy.learn(len(drafts), accepted)

@@ -1,0 +1,96 @@
+"""Who runs now: admission by pages, prefill one chunk at a time, parking when pages run out."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from forerun.cache.pages import PagePool
+from forerun.engine.request import MAX_DEPTH
+from forerun.engine.sequence import Sequence, Status
+from forerun.errors import ForerunError
+
+DEFAULT_ANSWER = 2048  # tokens reserved for a request that names no maximum
+
+
+class Scheduler:
+    """First come, first served. Whoever was admitted keeps its pages; the youngest gives way when growth needs them."""
+
+    def __init__(self, pool: PagePool, context: int, max_sequences: int) -> None:
+        self.pool, self.context, self.max_sequences = pool, context, max_sequences
+        self.waiting: deque[Sequence] = deque()
+        self.active: list[Sequence] = []  # admitted, oldest first: prefilling, running, paused or parked
+
+    def reservation(self, prompt: int, max_tokens: int | None) -> int:
+        """Tokens to hold pages for before a request may start."""
+        capacity = self.pool.count * self.pool.page
+        wanted = prompt + (DEFAULT_ANSWER if max_tokens is None else max_tokens) + MAX_DEPTH
+        wanted = min(wanted, self.context + MAX_DEPTH)
+        if max_tokens is None:
+            wanted = max(prompt + 1, min(wanted, capacity))
+        return wanted
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence, or refuse one that can never fit."""
+        request = sequence.request
+        needed = self.pool.pages_for(self.reservation(len(request.prompt), request.max_tokens))
+        if needed > self.pool.count:
+            tokens = needed * self.pool.page
+            raise ForerunError(
+                f"the request needs room for {tokens} tokens and the cache has {self.pool.count * self.pool.page}: "
+                "shorten the prompt, lower max tokens, or load with a larger cache"
+            )
+        self.waiting.append(sequence)
+
+    def admit(self) -> None:
+        """Bring back parked sequences, oldest first, then start waiting ones in order."""
+        for sequence in self.active:
+            if sequence.status is Status.PARKED:
+                if sequence.cache.parked_pages + 1 > self.pool.free:
+                    return  # nobody may overtake it
+                sequence.cache.unpark()
+                sequence.status = Status.RUNNING
+        while self.waiting and len(self.active) < self.max_sequences:
+            sequence = self.waiting[0]
+            tokens = self.reservation(len(sequence.request.prompt), sequence.request.max_tokens)
+            if self.pool.pages_for(tokens) > self.pool.free:
+                return
+            sequence.cache.grow(tokens)
+            sequence.status = Status.PREFILL
+            self.active.append(self.waiting.popleft())
+
+    def prefilling(self) -> Sequence | None:
+        """The oldest sequence whose prompt is not yet in the cache."""
+        return next((s for s in self.active if s.status is Status.PREFILL), None)
+
+    def running(self) -> list[Sequence]:
+        """Sequences that take part in the next round."""
+        return [s for s in self.active if s.status is Status.RUNNING]
+
+    def make_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Let a sequence hold `tokens` tokens, parking the youngest others if need be. False when it cannot."""
+        while sequence.cache.missing(tokens) > self.pool.free:
+            others = [s for s in self.running() if s is not sequence]
+            if not others:
+                return False
+            youngest = others[-1]
+            if self.active.index(youngest) < self.active.index(sequence):
+                youngest = sequence  # it is the youngest itself
+            youngest.cache.park()
+            youngest.status = Status.PARKED
+            if youngest is sequence:
+                return False
+        sequence.cache.grow(tokens)
+        return True
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence and free its pages."""
+        if sequence in self.active:
+            self.active.remove(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        sequence.cache.release()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do."""
+        return not self.waiting and all(s.status in (Status.FINISHED, Status.PAUSED) for s in self.active)

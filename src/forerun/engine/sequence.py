@@ -1,0 +1,117 @@
+"""One generation in progress: its tokens, its caches, what it has emitted."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from forerun.cache.pages import SequenceCache
+from forerun.engine.policy import DepthPolicy
+from forerun.engine.request import Request
+from forerun.sample.history import TokenHistory
+
+
+class Status(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"  # for pages
+    PREFILL = "prefill"
+    RUNNING = "running"
+    PARKED = "parked"  # pages in host memory
+    PAUSED = "paused"  # by its owner; keeps its pages
+    FINISHED = "finished"
+
+
+class TextSink(Protocol):
+    """Turns tokens into text and watches for stop strings."""
+
+    def push(self, token: int) -> tuple[str, bool]:
+        """Text that is safe to show now, and whether a stop string was completed."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back."""
+        ...
+
+
+@dataclass(slots=True)
+class Emission:
+    """One token handed to the owner of a sequence."""
+
+    token: int
+    text: str
+    from_draft: bool
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a generation cost and gained."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """All state of one generation. Everything in it is consistent between two steps of the engine."""
+
+    id: int
+    request: Request
+    cache: SequenceCache
+    history: TokenHistory
+    sink: TextSink
+    policy: DepthPolicy
+    limit: int  # tokens, prompt included, at which it must end
+    tokens: list[int] = field(default_factory=list)  # prompt and answer
+    status: Status = Status.WAITING
+    finish_reason: str | None = None
+    emissions: deque[Emission] = field(default_factory=deque)
+    counters: Counters = field(default_factory=Counters)
+    warnings: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    tail: str = ""  # text held back until the end
+    open_drafters: set[str] = field(default_factory=set)
+    told: int = 0  # tokens its drafters have observed
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def answer(self) -> list[int]:
+        """Tokens emitted so far; the end token is not among them."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def pending(self) -> int:
+        """Emitted, but not yet in the cache."""
+        return self.tokens[-1]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still emit."""
+        return self.limit - len(self.tokens)
+
+    def emit(self, token: int, from_draft: bool) -> bool:
+        """Take one token that plain decoding would emit here. True when it was the last."""
+        if token in self.request.stop_ids:
+            self.finish("stop")
+            return True
+        self.tokens.append(token)
+        self.history.append(token)
+        text, stopped = self.sink.push(token)
+        self.emissions.append(Emission(token, text, from_draft))
+        if stopped:
+            self.finish("stop")
+        elif self.remaining <= 0:
+            self.finish("length")
+        return self.status is Status.FINISHED
+
+    def finish(self, reason: str) -> None:
+        """End it; pages stay until the owner releases them, so that it can be continued."""
+        self.status, self.finish_reason = Status.FINISHED, reason

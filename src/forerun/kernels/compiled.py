@@ -1,0 +1,263 @@
+"""CPU loops compiled by numba. Every row runs the same instructions whatever runs beside it.
+
+Rules that keep bits: no loop over one row depends on another row; reductions have trip counts fixed by the model
+or by the row's own position; `exp` is our own polynomial, so that vector and scalar forms cannot differ.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit, prange, types
+from numba.extending import intrinsic
+
+LOG2E = np.float32(1 / math.log(2))
+LN2_HIGH = np.float32(0.693359375)
+LN2_LOW = np.float32(-2.12194440e-4)
+LOWEST = np.float32(-87.0)
+HIGHEST = np.float32(88.0)
+ONE = np.float32(1)
+HALF = np.float32(0.5)
+ZERO = np.float32(0)
+MINUS_INFINITY = np.float32(-np.inf)
+# Taylor coefficients of e^f for |f| <= ln(2)/2; the next term is below half an ulp of float32.
+C2, C3, C4, C5, C6, C7 = (np.float32(1 / math.factorial(n)) for n in range(2, 8))
+
+CONTRACT = {"contract", "nsz"}
+REASSOCIATE = {"contract", "nsz", "reassoc"}
+
+
+@intrinsic
+def float_of_bits(typing: Any, bits: Any) -> Any:  # noqa: ARG001
+    """Reinterpret an int32 as a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.float32(types.int32), generate
+
+
+@njit(cache=True, fastmath=CONTRACT, inline="always")
+def exponential(x):  # type: ignore[no-untyped-def]
+    """e^x in float32; flushes to about 1e-38 below -87."""
+    x = min(max(x, LOWEST), HIGHEST)
+    n = np.floor(x * LOG2E + HALF)
+    f = (x - n * LN2_HIGH) - n * LN2_LOW
+    p = ((((((C7 * f + C6) * f + C5) * f + C4) * f + C3) * f + C2) * f + ONE) * f + ONE
+    return p * float_of_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+
+
+@njit(cache=True, fastmath=REASSOCIATE, nogil=True)
+def rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
+    """out[r] = x[r] / rms(x[r]) · weight, for x [rows, width]."""
+    width = x.shape[1]
+    for r in range(x.shape[0]):
+        total = ZERO
+        for i in range(width):
+            total += x[r, i] * x[r, i]
+        factor = ONE / np.sqrt(total / np.float32(width) + eps)
+        for i in range(width):
+            out[r, i] = (x[r, i] * factor) * weight[i]
+
+
+@njit(cache=True, fastmath=REASSOCIATE, nogil=True)
+def head_norm(x, first, heads, weight, eps):  # type: ignore[no-untyped-def]
+    """RMS norm in place of `heads` heads that start at column `first` of x [rows, columns]."""
+    size = weight.shape[0]
+    for r in range(x.shape[0]):
+        for h in range(heads):
+            start = first + h * size
+            total = ZERO
+            for i in range(size):
+                total += x[r, start + i] * x[r, start + i]
+            factor = ONE / np.sqrt(total / np.float32(size) + eps)
+            for i in range(size):
+                x[r, start + i] = (x[r, start + i] * factor) * weight[i]
+
+
+@njit(cache=True, fastmath=CONTRACT, nogil=True)
+def silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
+    """out = silu(gate) · up for gate_up [rows, 2·width], gate first."""
+    width = out.shape[1]
+    for r in range(out.shape[0]):
+        gate = gate_up[r, :width]
+        up = gate_up[r, width:]
+        target = out[r]
+        for i in range(width):
+            target[i] = gate[i] / (ONE + exponential(-gate[i])) * up[i]
+
+
+@njit(cache=True, fastmath=CONTRACT, nogil=True)
+def split_digits(x, digits, scale):  # type: ignore[no-untyped-def]
+    """Rows of x [rows, width] as two 7-bit digits: digits [2·rows, width], high digits first; scale [rows]."""
+    rows, width = x.shape
+    for r in range(rows):
+        largest = ZERO
+        for i in range(width):
+            largest = max(largest, abs(x[r, i]))
+        if largest == ZERO:
+            largest = ONE
+        factor = np.float32(8127) / largest
+        scale[r] = largest / np.float32(8127)
+        for i in range(width):
+            whole = np.rint(x[r, i] * factor)
+            high = np.rint(whole / np.float32(128))
+            digits[r, i] = high
+            digits[rows + r, i] = whole - high * np.float32(128)
+
+
+@njit(cache=True, fastmath=CONTRACT, nogil=True)
+def join_digits(product, scale, weight_scale, out):  # type: ignore[no-untyped-def]
+    """out = (128 · high + low) · row scale · weight scale, for product [2·rows, width]."""
+    rows, width = out.shape
+    for r in range(rows):
+        high = product[r]
+        low = product[rows + r]
+        target = out[r]
+        row_scale = scale[r]
+        for i in range(width):
+            target[i] = (high[i] * np.float32(128) + low[i]) * (row_scale * weight_scale[i])
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def int_product(digits, weight, out):  # type: ignore[no-untyped-def]
+    """out [rows, n] = digits [rows, k] · weight [n, k]ᵀ in exact integers; for CPUs without fbgemm."""
+    rows, width = digits.shape
+    columns = weight.shape[0]
+    for block in prange((columns + 31) // 32):
+        for n in range(block * 32, min(columns, block * 32 + 32)):
+            line = weight[n]
+            for r in range(rows):
+                row = digits[r]
+                total = np.int32(0)
+                for k in range(width):
+                    total = np.int32(total + np.int32(np.int32(row[k]) * np.int32(line[k])))
+                out[r, n] = np.float32(total)
+
+
+@njit(cache=True, nogil=True, parallel=True, fastmath=REASSOCIATE)
+def float_product(x, weight, out):  # type: ignore[no-untyped-def]
+    """out [rows, n] = x [rows, k] · weight [n, k]ᵀ, one dot product per element, always in the same order."""
+    rows, width = x.shape
+    columns = weight.shape[0]
+    for block in prange((columns + 31) // 32):
+        for n in range(block * 32, min(columns, block * 32 + 32)):
+            line = weight[n]
+            for r in range(rows):
+                row = x[r]
+                total = ZERO
+                for k in range(width):
+                    total += row[k] * line[k]
+                out[r, n] = total
+
+
+@njit(cache=True, fastmath=CONTRACT, nogil=True)
+def add_columns(out, bias):  # type: ignore[no-untyped-def]
+    """out += bias, for out [rows, width]."""
+    for r in range(out.shape[0]):
+        target = out[r]
+        for i in range(out.shape[1]):
+            target[i] += bias[i]
+
+
+@njit(cache=True, fastmath=CONTRACT, nogil=True)
+def rotate(x, first, heads, size, cos, sin):  # type: ignore[no-untyped-def]
+    """Rotary embedding in place; the rotated part of a head is 2·cos.shape[1] wide, halves paired."""
+    half = cos.shape[1]
+    for r in range(x.shape[0]):
+        for h in range(heads):
+            a = x[r, first + h * size : first + h * size + half]
+            b = x[r, first + h * size + half : first + h * size + 2 * half]
+            for i in range(half):
+                left = a[i]
+                right = b[i]
+                a[i] = left * cos[r, i] - right * sin[r, i]
+                b[i] = right * cos[r, i] + left * sin[r, i]
+
+
+@njit(cache=True, nogil=True)
+def store(x, key_column, value_column, start, count, position, pages, keys, values):  # type: ignore[no-untyped-def]
+    """Write rows [start, start+count) of one sequence into its pages, from `position` on.
+
+    keys [pages, heads, size, page], values [pages, heads, page, size].
+    """
+    heads, size, page = keys.shape[1:]
+    for r in range(count):
+        at = position + r
+        target = pages[at // page]
+        slot = at % page
+        for h in range(heads):
+            for i in range(size):
+                keys[target, h, i, slot] = x[start + r, key_column + h * size + i]
+                values[target, h, slot, i] = x[start + r, value_column + h * size + i]
+
+
+@njit(cache=True, fastmath=CONTRACT, nogil=True)
+def attend(x, start, count, position, pages, keys, values, scale, window, out):  # type: ignore[no-untyped-def]
+    """Causal attention of rows [start, start+count) of one sequence; queries are the first columns of x.
+
+    Pages in key order with a running maximum. A row reads only its own keys: `position` + its index + 1 of them,
+    or the last `window` of those when window > 0.
+    """
+    kv_heads, size, page = keys.shape[1:]
+    group = (out.shape[1] // size) // kv_heads
+    score = np.empty(page, np.float32)
+    best = np.empty((count, group), np.float32)
+    weight = np.empty((count, group), np.float32)
+    gathered = np.empty((count, group, size), np.float32)
+    last_page = (position + count - 1) // page
+    first_page = 0
+    if window > 0:
+        first_page = max(0, position + 1 - window) // page
+    for h in range(kv_heads):
+        best[:] = MINUS_INFINITY
+        weight[:] = ZERO
+        gathered[:] = ZERO
+        for p in range(first_page, last_page + 1):
+            key = keys[pages[p], h]
+            value = values[pages[p], h]
+            for r in range(count):
+                stop = min(page, position + r + 1 - p * page)
+                begin = 0
+                if window > 0:
+                    begin = max(0, position + r + 1 - window - p * page)
+                if stop <= begin:
+                    continue
+                for g in range(group):
+                    query = x[start + r, (h * group + g) * size : (h * group + g + 1) * size]
+                    score[:] = ZERO
+                    for i in range(size):
+                        q = query[i] * scale
+                        line = key[i]
+                        for j in range(page):
+                            score[j] += q * line[j]
+                    top = best[r, g]
+                    for j in range(begin, stop):
+                        top = max(top, score[j])
+                    acc = gathered[r, g]
+                    if top > best[r, g]:
+                        shrink = ZERO
+                        if best[r, g] != MINUS_INFINITY:
+                            shrink = exponential(best[r, g] - top)
+                        weight[r, g] *= shrink
+                        for i in range(size):
+                            acc[i] *= shrink
+                        best[r, g] = top
+                    for j in range(begin, stop):
+                        score[j] = exponential(score[j] - top)
+                    total = weight[r, g]
+                    for j in range(begin, stop):
+                        total += score[j]
+                        share = score[j]
+                        line = value[j]
+                        for i in range(size):
+                            acc[i] += share * line[i]
+                    weight[r, g] = total
+        for r in range(count):
+            for g in range(group):
+                factor = ONE / weight[r, g]
+                target = out[start + r, (h * group + g) * size : (h * group + g + 1) * size]
+                for i in range(size):
+                    target[i] = gathered[r, g, i] * factor

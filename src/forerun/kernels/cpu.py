@@ -1,0 +1,114 @@
+"""CPU bodies: integer products from fbgemm (or our own loop), everything between them compiled by numba."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.kernels import compiled
+from forerun.kernels.interface import HeadLayout, LayerPages, Span
+from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix, round_to_int8
+from forerun.kernels.prefill import prefill_attention
+
+ZERO_POINT = 64  # moves digits from −64…64 to the unsigned bytes fbgemm multiplies
+
+
+class CpuKernels:
+    """float32 activations; weights in float32 or, with `quantize`, in 8 bits."""
+
+    def __init__(self, quantize: bool) -> None:
+        self.quantize = quantize
+        self.fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
+        self.name = ("cpu, int8 (fbgemm)" if self.fbgemm else "cpu, int8 (own loop)") if quantize else "cpu, float32"
+
+    def matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+        bias = None if bias is None else bias.float().contiguous()
+        if not self.quantize:
+            return FloatMatrix(weight.float().contiguous(), bias)
+        values, scale = round_to_int8(weight)
+        shape = (weight.shape[0], weight.shape[1])
+        if self.fbgemm:
+            return IntMatrix(None, scale, bias, shape, pack_for_fbgemm(values))
+        return IntMatrix(values, scale, bias, shape)
+
+    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+        if isinstance(matrix, FloatMatrix):
+            return self._float_linear(x, matrix, prefill)
+        rows, columns = len(x), matrix.shape[0]
+        digits = torch.empty(2 * rows, matrix.shape[1])
+        scale = torch.empty(rows)
+        compiled.split_digits(x.numpy(), digits.numpy(), scale.numpy())
+        if matrix.packed is not None:
+            op = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+            product = op(digits, 1.0, ZERO_POINT, matrix.packed)
+        else:
+            assert matrix.values is not None
+            product = torch.empty(2 * rows, columns)
+            compiled.int_product(digits.to(torch.int16).numpy(), matrix.values.numpy(), product.numpy())
+        out = torch.empty(rows, columns)
+        compiled.join_digits(product.numpy(), scale.numpy(), matrix.scale.numpy(), out.numpy())
+        return self._with_bias(out, matrix)
+
+    def _float_linear(self, x: Tensor, matrix: FloatMatrix, prefill: bool) -> Tensor:
+        if prefill:
+            return F.linear(x, matrix.weight, matrix.bias)
+        out = torch.empty(len(x), matrix.shape[0])
+        compiled.float_product(x.numpy(), matrix.weight.numpy(), out.numpy())
+        return self._with_bias(out, matrix)
+
+    def _with_bias(self, out: Tensor, matrix: Matrix) -> Tensor:
+        if matrix.bias is not None:
+            compiled.add_columns(out.numpy(), matrix.bias.numpy())
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        compiled.rms_norm(x.numpy(), weight.numpy(), compiled.np.float32(eps), out.numpy())
+        return out
+
+    def head_norm(self, x: Tensor, first: int, heads: int, weight: Tensor, eps: float) -> None:
+        compiled.head_norm(x.numpy(), first, heads, weight.numpy(), compiled.np.float32(eps))
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
+        compiled.silu_mul(gate_up.numpy(), out.numpy())
+        return out
+
+    def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
+        compiled.rotate(x.numpy(), first, heads, size, cos.numpy(), sin.numpy())
+
+    def store(self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages) -> None:
+        rows, keys, values = qkv.numpy(), layer.keys.numpy(), layer.values.numpy()
+        for s in spans:
+            pages = s.pages.numpy()
+            columns = layout.key_column, layout.value_column
+            compiled.store(rows, *columns, s.start, s.count, s.position, pages, keys, values)
+
+    def attention(
+        self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages, window: int, prefill: bool
+    ) -> Tensor:
+        if prefill:
+            (span,) = spans
+            return prefill_attention(qkv, layout, span, layer, window).contiguous()
+        out = torch.zeros(len(qkv), layout.key_column)
+        rows, keys, values, target = qkv.numpy(), layer.keys.numpy(), layer.values.numpy(), out.numpy()
+        scale = compiled.np.float32(layout.size**-0.5)
+        for s in spans:
+            pages = s.pages.numpy()
+            compiled.attend(rows, s.start, s.count, s.position, pages, keys, values, scale, window, target)
+        return out
+
+
+def pack_for_fbgemm(values: Tensor) -> Any:
+    """int8 values [out, in] in fbgemm's own layout, scales left at one: they are applied when digits are joined."""
+    ones = torch.ones(len(values), dtype=torch.double)
+    zeros = torch.zeros(len(values), dtype=torch.long)
+    with warnings.catch_warnings():
+        # torch announces that this constructor will go; constraints.txt pins versions that have it.
+        warnings.simplefilter("ignore", UserWarning)
+        tensor = torch._make_per_channel_quantized_tensor(values, ones, zeros, 0)
+        return torch.ops.quantized.linear_prepack(tensor, None)

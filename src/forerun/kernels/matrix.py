@@ -1,0 +1,65 @@
+"""Packed weights of one linear layer, as the bodies of `linear` want them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Activations are split into two signed 7-bit digits, x ≈ scale · (128 · high + low): 14 bits, and no
+# pair of products can saturate the 16-bit accumulators of CPUs that lack VNNI.
+DIGIT = 128
+HIGHEST = 63 * DIGIT + 63
+
+
+@dataclass(slots=True)
+class FloatMatrix:
+    """Weights kept in floating point."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def bytes(self) -> int:
+        return self.weight.numel() * self.weight.element_size()
+
+
+@dataclass(slots=True)
+class IntMatrix:
+    """Weights rounded to 8 bits with one scale per output row."""
+
+    values: Tensor | None  # [out, in] int8; dropped where the packed form replaces it
+    scale: Tensor  # [out] float32
+    bias: Tensor | None  # [out] float32
+    shape: tuple[int, int]
+    packed: Any = None  # the library's own layout
+
+    @property
+    def bytes(self) -> int:
+        return self.shape[0] * self.shape[1] + 4 * self.shape[0]
+
+
+Matrix = FloatMatrix | IntMatrix
+
+
+def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric rounding per output row: returns int8 values [out, in] and float32 scales [out]."""
+    weight = weight.float()
+    scale = weight.abs().amax(dim=1) / 127
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return (weight / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
+
+
+def split_digits(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row of x [rows, in] as high and low digits (float32 integers) and the row's scale [rows]."""
+    largest = x.abs().amax(dim=1)
+    largest = torch.where(largest == 0, torch.ones_like(largest), largest)
+    whole = (x * (HIGHEST / largest)[:, None]).round()
+    high = (whole / DIGIT).round()
+    return high, whole - high * DIGIT, largest / HIGHEST

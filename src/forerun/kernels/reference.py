@@ -1,0 +1,106 @@
+"""The slow, obvious bodies in plain torch: one row at a time, so that no row can depend on another.
+
+They are the oracle for the fast bodies and serve on devices that have none of their own yet.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.kernels.interface import HeadLayout, LayerPages, Span
+from forerun.kernels.matrix import DIGIT, FloatMatrix, IntMatrix, Matrix, round_to_int8, split_digits
+from forerun.kernels.prefill import gather, prefill_attention
+
+
+class ReferenceKernels:
+    """Plain torch on any device."""
+
+    name = "reference"
+
+    def __init__(self, quantize: bool = False) -> None:
+        self.quantize = quantize
+
+    def matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+        if not self.quantize:
+            return FloatMatrix(weight, bias)
+        values, scale = round_to_int8(weight)
+        return IntMatrix(values, scale, None if bias is None else bias.float(), (weight.shape[0], weight.shape[1]))
+
+    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+        if isinstance(matrix, IntMatrix):
+            return self._int_linear(x, matrix)
+        if prefill:
+            return F.linear(x, matrix.weight, matrix.bias)
+        return torch.cat([F.linear(row, matrix.weight, matrix.bias) for row in x.split(1)])
+
+    def _int_linear(self, x: Tensor, matrix: IntMatrix) -> Tensor:
+        assert matrix.values is not None
+        high, low, scale = split_digits(x.float())
+        weight = matrix.values.double()  # integer products below 2⁵³: exact in any order
+        product = (high.double() @ weight.T).float() * DIGIT + (low.double() @ weight.T).float()
+        out = product * (scale[:, None] * matrix.scale)
+        return out if matrix.bias is None else out + matrix.bias
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return torch.cat([self._norm_row(row, weight, eps) for row in x.split(1)]) if len(x) else x
+
+    def _norm_row(self, row: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = row.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * weight.float()).to(row.dtype)
+
+    def head_norm(self, x: Tensor, first: int, heads: int, weight: Tensor, eps: float) -> None:
+        part = x[:, first : first + heads * len(weight)]
+        for row in part.split(1):
+            row.copy_(self._norm_row(row.unflatten(1, (heads, len(weight))), weight, eps).flatten(1))
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        rows = []
+        for row in gate_up.split(1):
+            gate, up = row.float().chunk(2, dim=1)
+            rows.append((F.silu(gate) * up).to(gate_up.dtype))
+        return torch.cat(rows)
+
+    def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
+        half = cos.shape[1]
+        part = x[:, first : first + heads * size].unflatten(1, (heads, size))  # [rows, heads, size]
+        left, right = part[..., :half].float(), part[..., half : 2 * half].float()
+        cos, sin = cos[:, None], sin[:, None]
+        turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+        part[..., : 2 * half] = turned.to(x.dtype)
+
+    def store(self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages) -> None:
+        page = layer.values.shape[2]
+        keys = qkv[:, layout.key_column : layout.value_column].unflatten(1, (layout.kv_heads, layout.size))
+        values = qkv[:, layout.value_column : layout.width].unflatten(1, (layout.kv_heads, layout.size))
+        for span in spans:
+            at = torch.arange(span.position, span.position + span.count, device=qkv.device)
+            pages, slots = span.pages[at // page].long(), at % page
+            rows = slice(span.start, span.start + span.count)
+            layer.keys[pages, :, :, slots] = keys[rows]
+            layer.values[pages, :, slots] = values[rows]
+
+    def attention(
+        self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages, window: int, prefill: bool
+    ) -> Tensor:
+        if prefill:
+            (span,) = spans
+            return prefill_attention(qkv, layout, span, layer, window)
+        out = torch.zeros(len(qkv), layout.key_column, dtype=qkv.dtype, device=qkv.device)
+        for span in spans:
+            for offset in range(span.count):
+                row = span.start + offset
+                out[row] = self._attend_row(qkv[row], layout, span, layer, span.position + offset + 1, window)
+        return out
+
+    def _attend_row(
+        self, row: Tensor, layout: HeadLayout, span: Span, layer: LayerPages, length: int, window: int
+    ) -> Tensor:
+        keys, values = gather(span, layer, length)  # [kv heads, length, size]
+        if window:
+            keys, values = keys[:, -window:], values[:, -window:]
+        queries = row[: layout.key_column].view(layout.kv_heads, -1, layout.size).float()  # [kv heads, group, size]
+        scores = queries @ keys.float().transpose(1, 2) * layout.size**-0.5
+        return (scores.softmax(-1) @ values.float()).flatten().to(row.dtype)

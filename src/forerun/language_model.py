@@ -1,0 +1,206 @@
+"""A loaded model: options in, chunks of text out. A thin layer over the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+
+from forerun.device import Machine
+from forerun.engine.engine import Engine
+from forerun.engine.probe import ProbeResult
+from forerun.engine.request import AcceptChoice, DraftChoice, Request
+from forerun.engine.sequence import Sequence as Running
+from forerun.engine.sequence import Status
+from forerun.errors import ForerunError
+from forerun.progress import NullProgress, Progress
+from forerun.response import Chunk, Response
+from forerun.sample.language import language_bias, parse_language_bias
+from forerun.sample.parameters import SamplingParams, fresh_seed
+from forerun.text.answer import AnswerText
+from forerun.text.chat import encode_prompt
+
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+
+@dataclass(slots=True, eq=False)
+class LanguageModel:
+    """What `forerun.load` returns. Use it with `forerun.generate` and `forerun.stream`."""
+
+    engine: Engine
+    tokenizer: Any
+    stop_ids: frozenset[int]
+    machine: Machine
+    probe: ProbeResult
+    load_seconds: float
+
+    def start(
+        self,
+        prompt: Prompt,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        lang_bias: str | None = None,
+        suppress: Sequence[int] | None = None,
+        stop: Sequence[str] | None = None,
+        seed: int | None = None,
+        draft: str = "auto",
+        draft_tokens: int | str = "auto",
+        accept: str = "coupled",
+        progress: Progress | None = None,
+    ) -> Generation:
+        """Queue a request; see `forerun.stream` for the options."""
+        bias: dict[int, float] = {}
+        if lang_bias:
+            bias.update(language_bias(self.tokenizer, parse_language_bias(lang_bias)))
+        bias.update(logit_bias or {})  # a bias given for one token wins over its language's
+        sampling = SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=bias,
+            suppress=frozenset(suppress or ()),
+            seed=fresh_seed() if seed is None else seed,
+        )
+        tokens = encode_prompt(self.tokenizer, prompt, system, raw)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        request = Request(
+            prompt=tuple(tokens),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop_strings=stops,
+            stop_ids=self.stop_ids,
+            draft=cast(DraftChoice, draft),
+            draft_tokens=None if draft_tokens == "auto" else cast(int, draft_tokens),
+            accept=cast(AcceptChoice, accept),
+        )
+        sequence = self.engine.submit(request, AnswerText(self.tokenizer, tokens, stops))
+        return Generation(self, sequence, progress or NullProgress())
+
+
+class Generation:
+    """One answer in the making: iterate over it for chunks.
+
+    Stop iterating and come back later: it goes on where it was. Several generations advance together. `close` (or a
+    `with` block) frees its memory; so does reading it to the end, unless it was started with `keep`.
+    """
+
+    def __init__(self, model: LanguageModel, sequence: Running, progress: Progress) -> None:
+        self.model, self.sequence, self._progress = model, sequence, progress
+        self._text: list[str] = []
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        sequence = self.sequence
+        while not sequence.emissions:
+            if sequence.status is Status.FINISHED:
+                return self._last()
+            self._advance()
+        emission = sequence.emissions.popleft()
+        self._text.append(emission.text)
+        return Chunk(emission.text, emission.token, emission.from_draft)
+
+    def _advance(self) -> None:
+        engine, sequence = self.model.engine, self.sequence
+        engine.unpause(sequence)
+        with torch.inference_mode():
+            if sequence.status in (Status.WAITING, Status.PREFILL) and sequence.prompt_length > engine.chunk:
+                with self._progress.task("reading the prompt", sequence.prompt_length) as task:
+                    while sequence.status in (Status.WAITING, Status.PREFILL):
+                        before = sequence.cache.length
+                        engine.step()
+                        task.advance(sequence.cache.length - before)
+            else:
+                engine.step()
+
+    def _last(self) -> Chunk:
+        if self._ended:
+            raise StopIteration
+        self._ended = True
+        if self.sequence.error is not None:
+            self.close()
+            raise self.sequence.error
+        tail = self.sequence.sink.flush() if self.sequence.finish_reason != "cancelled" else ""
+        self._text.append(tail)
+        response = self.response()
+        return Chunk(tail, None, False, self.sequence.finish_reason, response)
+
+    def response(self) -> Response:
+        """The answer so far and what it took."""
+        sequence, counters = self.sequence, self.sequence.counters
+        answer = sequence.answer
+        # The first token comes out of the prefill; decoding gave the rest.
+        decoded = max(0, len(answer) - 1) + (sequence.finish_reason == "stop" and bool(counters.rounds))
+        return Response(
+            text="".join(self._text),
+            tokens=answer,
+            finish_reason=sequence.finish_reason or "cancelled",
+            prompt_tokens=sequence.prompt_length,
+            completion_tokens=len(answer),
+            rounds=counters.rounds,
+            drafted=counters.drafted,
+            accepted=counters.accepted,
+            seconds={
+                "load": self.model.load_seconds,
+                "prefill": counters.prefill_seconds,
+                "decode": counters.decode_seconds,
+            },
+            tokens_per_second=decoded / counters.decode_seconds if counters.decode_seconds else 0.0,
+            draft=sequence.policy.arm or "off",
+            guaranteed=self.model.probe.guaranteed and sequence.request.accept == "coupled",
+            seed=sequence.request.sampling.seed,
+            warnings=list(sequence.warnings),
+        )
+
+    def extend(self, max_tokens: int) -> None:
+        """Let an answer that was cut off go on for `max_tokens` more, as if it had never stopped."""
+        self.model.engine.resume(self.sequence, max_tokens)
+        self._ended = False
+
+    def cancel(self) -> None:
+        """Stop here; the next chunk is the last. `extend` takes it up again."""
+        self.model.engine.cancel(self.sequence)
+
+    def pause(self) -> None:
+        """Leave this answer out while others go on; iterating takes it up again."""
+        self.model.engine.pause(self.sequence)
+
+    def close(self) -> None:
+        """Free the memory it holds. It cannot be continued afterwards."""
+        self.model.engine.release(self.sequence)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def collect(generation: Generation) -> Response:
+    """Run a generation to its end and free it."""
+    with generation:
+        for chunk in generation:
+            if chunk.response is not None:
+                return chunk.response
+    raise ForerunError("the generation was closed before it ended")

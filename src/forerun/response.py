@@ -1,0 +1,41 @@
+"""What a generation gives back: a stream of chunks, and a summary."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The whole answer and what it took."""
+
+    text: str
+    tokens: list[int]  # ids of the answer, the end token not among them
+    finish_reason: str  # "stop", "length" or "cancelled"
+    prompt_tokens: int
+    completion_tokens: int
+    rounds: int  # target passes after the prompt
+    drafted: int
+    accepted: int
+    seconds: dict[str, float]  # load, prefill, decode
+    tokens_per_second: float  # decoding only
+    draft: str  # the arm that drafted, or "off"
+    guaranteed: bool  # same tokens as plain decoding, as checked when the model was loaded
+    seed: int
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One token as it comes; the last chunk has none, and carries the summary."""
+
+    text: str
+    token: int | None
+    from_draft: bool = False
+    finish_reason: str | None = None
+    response: Response | None = None

@@ -1,0 +1,165 @@
+"""Tokens into text, one at a time, never inside a character.
+
+The text of an answer is what decoding prompt and answer together adds to decoding the prompt: tokenizers that drop the
+first space of a text (sentencepiece and its kin) keep the space in front of the answer's first word. Special tokens
+give no text. `clean_up_tokenization_spaces` is off: it rewrites text already shown, and spoils code.
+
+Two ways. Byte-level tokenizers (GPT-2, Llama 3, Qwen, SmolLM ...) write bytes: each token's bytes go through an
+incremental UTF-8 decoder, and the answer's text equals `tokenizer.decode(answer)` to the letter, broken bytes included.
+All others are decoded with the tokens before them as context; their byte-fallback tokens (`<0xE2>`) go through the same
+UTF-8 decoder. One difference there: the tokenizer turns a whole run of such tokens into replacement characters when
+any byte of the run is broken, this one replaces the broken bytes only, since the good characters are shown already.
+(`tokenizers.DecodeStream` raises an error on such a run, and cannot be flushed.)
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LONGEST_CHARACTER = 4  # bytes in UTF-8, and so tokens in one character
+
+
+class Detokenizer:
+    """Text of one answer as its tokens arrive. Joined, the pieces and the flush are the answer's text.
+
+    `push` gives complete characters only: a character spread over several tokens comes with the last of them.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = ()) -> None:
+        backend = tokenizer.backend_tokenizer
+        added = backend.get_added_tokens_decoder()
+        self._special = frozenset(index for index, token in added.items() if token.special)
+        decoders = _decoder_names(backend)
+        self._text: _TextSource
+        if decoders == ["ByteLevel"]:
+            self._text = _ByteLevelText(backend)
+        else:
+            with_text = (index for index in reversed(prompt_ids) if index not in self._special)
+            context = list(islice(with_text, 1))
+            self._text = _ContextText(tokenizer, context, byte_fallback="ByteFallback" in decoders)
+
+    def push(self, token: int) -> str:
+        """The characters that this token completes; empty for special tokens and in the middle of a character."""
+        return "" if token in self._special else self._text.push(token)
+
+    def flush(self) -> str:
+        """What is left at the end of the answer: replacement characters for a character that was never finished."""
+        return self._text.flush()
+
+
+class _TextSource(Protocol):
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class _Utf8:
+    """Incremental UTF-8. Broken bytes become one mark per broken sequence, or one per byte as byte fallback does."""
+
+    def __init__(self, *, mark_every_byte: bool) -> None:
+        # surrogateescape turns each broken byte into one lone surrogate, which is then easy to replace
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape" if mark_every_byte else "replace")
+
+    def push(self, data: bytes, *, final: bool = False) -> str:
+        text = self._decoder.decode(data, final)
+        return re.sub("[\udc80-\udcff]", REPLACEMENT, text)
+
+    def flush(self) -> str:
+        text = self.push(b"", final=True)
+        self._decoder.reset()
+        return text
+
+
+class _ByteLevelText:
+    """Byte-level tokenizers: every token is bytes, spelled with one printable character each."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._byte_of = _byte_spelling()
+        self._utf8 = _Utf8(mark_every_byte=False)
+
+    def push(self, token: int) -> str:
+        return self._utf8.push(self._bytes_of(token))
+
+    def flush(self) -> str:
+        return self._utf8.flush()
+
+    def _bytes_of(self, token: int) -> bytes:
+        spelled: str = self._backend.id_to_token(token) or ""
+        try:
+            return bytes([self._byte_of[character] for character in spelled])
+        except KeyError:  # an added token in plain characters, not in the byte alphabet
+            return spelled.encode()
+
+
+class _ContextText:
+    """Every other tokenizer: a token's text is what it adds to the text of the tokens just before it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, context: list[int], *, byte_fallback: bool) -> None:
+        self._tokenizer = tokenizer
+        self._context = context
+        self._waiting: list[int] = []
+        self._byte_fallback = byte_fallback
+        self._utf8 = _Utf8(mark_every_byte=True)
+
+    def push(self, token: int) -> str:
+        data = self._fallback_byte(token)
+        # A first token that is a plain space goes the ordinary way: the tokenizer may drop it.
+        if data is not None and (self._context or not data.isascii()):
+            text = self._show_waiting() + self._utf8.push(data)
+            self._context = [token]
+            return text
+        text = self._utf8.flush()
+        self._waiting.append(token)
+        if self._fresh_text().endswith(REPLACEMENT) and len(self._waiting) < _LONGEST_CHARACTER:
+            return text
+        return text + self._show_waiting()
+
+    def flush(self) -> str:
+        return self._show_waiting() + self._utf8.flush()
+
+    def _fallback_byte(self, token: int) -> bytes | None:
+        if not self._byte_fallback:
+            return None
+        spelled = _BYTE_TOKEN.fullmatch(self._tokenizer.backend_tokenizer.id_to_token(token) or "")
+        return bytes.fromhex(spelled[1]) if spelled else None
+
+    def _fresh_text(self) -> str:
+        return self._decode(self._context + self._waiting)[len(self._decode(self._context)) :]
+
+    def _show_waiting(self) -> str:
+        if not self._waiting:
+            return ""
+        text = self._fresh_text()
+        self._context, self._waiting = self._waiting, []
+        return text
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+
+def _decoder_names(backend: Any) -> list[str]:
+    """The kinds of decoder in the tokenizer's decoding pipeline, in order."""
+    if backend.decoder is None:
+        return []
+    described = json.loads(backend.decoder.__getstate__())
+    steps = described["decoders"] if described["type"] == "Sequence" else [described]
+    return [step["type"] for step in steps]
+
+
+def _byte_spelling() -> dict[str, int]:
+    """The byte-level alphabet: printable Latin-1 characters stand for themselves, the others for U+0100 onwards."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}

@@ -1,0 +1,95 @@
+"""A checkpoint: safetensors files opened lazily, every tensor checked for shape and accounted for.
+
+>>> checkpoint = open_checkpoint(folder)                     # doctest: +SKIP
+>>> checkpoint.take("model.norm.weight", (576,))             # doctest: +SKIP
+>>> checkpoint.finish(lambda name: name.endswith("inv_freq"))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import ForerunError
+from forerun.weights.config import read_config
+from forerun.weights.folder import weight_files
+
+if TYPE_CHECKING:
+    import torch
+
+# Number formats of ordinary weights; anything else means a quantised model whose config does not say so.
+READABLE = ("F64", "F32", "F16", "BF16")
+
+
+class Checkpoint:
+    """The tensors of one model folder. `take` each one, then `finish` to be sure that nothing was overlooked."""
+
+    def __init__(self, path: Path, config: dict[str, Any], files: list[Path]) -> None:
+        self.path = path
+        self.config = config
+        self.size_bytes = sum(file.stat().st_size for file in files)
+        self._handles: dict[str, Any] = {}  # tensor name -> the open file it is in
+        self._taken: set[str] = set()
+        for file in files:
+            self._open(file)
+
+    def _open(self, file: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            handle: Any = safe_open(file, framework="pt")
+            names = list(handle.keys())
+        except (SafetensorError, OSError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ForerunError(f"{file} is truncated or damaged ({reason}); download it again") from error
+        for name in names:
+            if name in self._handles:
+                raise ForerunError(f"{file}: the tensor {name} is also in another file of {self.path}")
+            self._handles[name] = handle
+
+    def names(self) -> set[str]:
+        return set(self._handles)
+
+    def has(self, name: str) -> bool:
+        return name in self._handles
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._handle(name).get_slice(name).get_shape())
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor as it is stored (mapped from the file, read when touched); its shape must be the one expected."""
+        handle = self._handle(name)
+        entry = handle.get_slice(name)
+        found = tuple(entry.get_shape())
+        if found != tuple(shape):
+            raise ForerunError(f"{self.path}: tensor {name} has shape {found}, expected {tuple(shape)}")
+        if entry.get_dtype() not in READABLE:
+            raise ForerunError(
+                f"{self.path}: tensor {name} is stored as {entry.get_dtype()}, a format that is not read"
+            )
+        self._taken.add(name)
+        tensor: torch.Tensor = handle.get_tensor(name)
+        return tensor
+
+    def leftovers(self, ignore: Callable[[str], bool]) -> list[str]:
+        """Names that nobody took and `ignore` does not know, sorted."""
+        return sorted(name for name in self._handles.keys() - self._taken if not ignore(name))
+
+    def finish(self, ignore: Callable[[str], bool]) -> None:
+        """Raises when tensors are left over: the model is not the one its config describes."""
+        left = self.leftovers(ignore)
+        if left:
+            shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+            raise ForerunError(f"{self.path}: tensors that a {self.config['model_type']} model does not have: {shown}")
+
+    def _handle(self, name: str) -> Any:
+        handle = self._handles.get(name)
+        if handle is None:
+            raise ForerunError(f"{self.path}: tensor {name} is missing; the weights do not fit config.json")
+        return handle
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Opens a model folder: its config is checked, its files are mapped, no tensor is read yet."""
+    return Checkpoint(path, read_config(path), weight_files(path))

@@ -1,0 +1,110 @@
+"""Files of a model folder, read with suspicion: the folder may come from a stranger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ForerunError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+JSON_LIMIT = 64 * 2**20  # the index of the largest public model has a few megabytes
+
+
+def file_inside(folder: Path, name: str) -> Path | None:
+    """The file `name` of the folder, or None when there is none; a name or link that leaves the folder is refused."""
+    if not name or name in (".", "..") or Path(name).name != name or "\\" in name or "\0" in name:
+        raise ForerunError(f"{folder}: refuses the file name {name!r}, which points outside the model folder")
+    path = folder / name
+    if not path.is_file():
+        return None
+    parent = path.resolve().parent
+    if parent not in (folder.resolve(), _hub_blobs(folder)):
+        raise ForerunError(f"{path} is a link that leaves the model folder; put the file itself there")
+    return path
+
+
+def _hub_blobs(folder: Path) -> Path | None:
+    """The hub cache keeps a snapshot's files as links into `blobs`, beside the folder `snapshots`."""
+    snapshots = folder.resolve().parent
+    return snapshots.parent / "blobs" if snapshots.name == "snapshots" else None
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any] | None:
+    """A JSON object from the folder, or None when the file is missing."""
+    path = file_inside(folder, name)
+    if path is None:
+        return None
+    try:
+        if path.stat().st_size > JSON_LIMIT:
+            raise ForerunError(f"{path} is larger than {JSON_LIMIT >> 20} MiB, which no model needs")
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ForerunError(f"{path} is not valid JSON ({_first_line(error)}); download it again") from error
+    except OSError as error:
+        raise ForerunError(f"cannot read {path}: {error.strerror}") from error
+    if not isinstance(value, dict):
+        raise ForerunError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the model; an error that says what is there instead when there are none."""
+    single = file_inside(folder, SINGLE)
+    if single is not None:
+        return [single]
+    index = read_json(folder, INDEX)
+    if index is not None:
+        return _shards(folder, index)
+    present = _files(folder)
+    found = [name for name in present if name.endswith(".safetensors")]
+    if len(found) == 1:
+        only = file_inside(folder, found[0])
+        assert only is not None
+        return [only]
+    raise ForerunError(_no_weights(folder, found, present))
+
+
+def _files(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        raise ForerunError(f"cannot read the folder {folder}: {error.strerror}") from error
+
+
+def _shards(folder: Path, index: dict[str, Any]) -> list[Path]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ForerunError(f"{folder / INDEX} has no 'weight_map'; download it again")
+    names = sorted({name if isinstance(name, str) else "" for name in weight_map.values()})
+    paths = []
+    for name in names:
+        if not name.endswith(".safetensors"):
+            raise ForerunError(f"{folder / INDEX} names {name!r} as a weight file; only .safetensors files are read")
+        path = file_inside(folder, name)
+        if path is None:
+            raise ForerunError(f"{folder}: the weight file {name} is missing; download the model again")
+        paths.append(path)
+    return paths
+
+
+def _no_weights(folder: Path, safetensors: list[str], present: list[str]) -> str:
+    if safetensors:
+        return f"{folder} holds {len(safetensors)} .safetensors files but no {INDEX} that says which belong together"
+    pickles = [name for name in present if name.endswith(PICKLES)]
+    if pickles:
+        return (
+            f"{folder} holds only pickle weights ({pickles[0]}), which can run code when opened and are never read; "
+            "use a safetensors version of the model"
+        )
+    ggufs = [name for name in present if name.endswith(".gguf")]
+    if ggufs:
+        return f"{folder} holds GGUF files; give the file itself: {folder / ggufs[0]}"
+    return f"{folder} holds no weights (model.safetensors or {INDEX})"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

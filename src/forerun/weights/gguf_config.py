@@ -1,0 +1,208 @@
+"""GGUF metadata and tensor names, said in Hugging Face's words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.errors import ForerunError
+from forerun.weights.gguf_header import GgufHeader, Value
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+MISTRAL = "MistralForCausalLM"  # GGUF files of Mistral models say "llama"
+
+TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+ROPE_FACTORS = "rope_freqs.weight"
+LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+# Llama 3.1 and later: the file holds the factors these values give, not the values.
+LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_CONTEXT = 1.0, 4.0, 8192
+
+
+class Metadata:
+    """Typed access to `<architecture>.<key>`, with errors that name the key."""
+
+    def __init__(self, values: dict[str, Value], where: str) -> None:
+        self.values = values
+        self.where = where
+        self.architecture = str(values.get("general.architecture", ""))
+
+    def get(self, key: str) -> Value | None:
+        return self.values.get(f"{self.architecture}.{key}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+            raise ForerunError(f"{self.where}: metadata {self.architecture}.{key} is missing or senseless ({value!r})")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise ForerunError(f"{self.where}: metadata {self.architecture}.{key} is missing or senseless ({value!r})")
+        return _decimal(value)
+
+    def token(self, key: str) -> int | None:
+        value = self.values.get(f"tokenizer.ggml.{key}")
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _decimal(value: float) -> float:
+    """The shortest decimal of a 32-bit float: 9.999999747378752e-06 was written as 1e-05."""
+    import numpy as np
+
+    return float(str(np.float32(value)))
+
+
+def config_from(header: GgufHeader, where: str, rope_factors: Sequence[float] | None) -> dict[str, Any]:
+    """The config.json of the model in the file; `rope_factors` is the content of rope_freqs.weight, if there is one."""
+    metadata = Metadata(header.metadata, where)
+    _refuse_unknown(metadata)
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    embedding = shapes.get("token_embd.weight", ())
+    if len(embedding) != 2:
+        raise ForerunError(f"{where}: tensor token_embd.weight is missing or has the shape {embedding}")
+    hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
+    head_dim = metadata.count("attention.key_length", max(hidden // heads, 1))
+    _check_heads(metadata, head_dim)
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[metadata.architecture]],
+        "model_type": metadata.architecture,
+        "vocab_size": embedding[0],
+        "hidden_size": hidden,
+        "intermediate_size": metadata.count("feed_forward_length"),
+        "num_hidden_layers": metadata.count("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.count("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": metadata.count("context_length"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(metadata, head_dim, rope_factors),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "bos_token_id": metadata.token("bos_token_id"),
+        "eos_token_id": metadata.token("eos_token_id"),
+        "pad_token_id": metadata.token("padding_token_id"),
+    }
+    if metadata.architecture == "llama":
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
+        config |= _mistral(metadata)
+    return config
+
+
+def generation_config_from(header: GgufHeader) -> dict[str, Any]:
+    """The ids that end an answer: end of text, end of turn, end of message."""
+    metadata = Metadata(header.metadata, "")
+    ends = [metadata.token(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    stops = sorted({end for end in ends if end is not None})
+    return {"bos_token_id": metadata.token("bos_token_id"), "eos_token_id": stops}
+
+
+def _refuse_unknown(metadata: Metadata) -> None:
+    architecture, where = metadata.architecture, metadata.where
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ForerunError(f"{where}: GGUF architecture {architecture[:40]!r} is not read (known: {known})")
+    if metadata.get("expert_count"):
+        raise ForerunError(f"{where}: mixture-of-experts GGUF files are not read")
+    parts = metadata.values.get("split.count", 0)
+    if isinstance(parts, int) and parts > 1:
+        raise ForerunError(f"{where}: one of {parts} parts; join them first (llama-gguf-split --merge)")
+
+
+def _check_heads(metadata: Metadata, head_dim: int) -> None:
+    """Heads whose keys and values differ in size, or that are only partly rotated, are other models."""
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if metadata.count(key, head_dim) != head_dim:
+            raise ForerunError(
+                f"{metadata.where}: {metadata.architecture}.{key} is {metadata.get(key)}, heads have {head_dim} values"
+            )
+    if head_dim % 2:
+        raise ForerunError(f"{metadata.where}: heads of {head_dim} values cannot be rotated")
+
+
+def _mistral(metadata: Metadata) -> dict[str, Any]:
+    """Mistral files say "llama"; the sliding window or the name gives them away."""
+    if metadata.get("attention.sliding_window"):
+        window: int | None = metadata.count("attention.sliding_window")
+    elif "mistral" in str(metadata.values.get("general.name", "")).lower():
+        window = None
+    else:
+        return {}
+    return {"architectures": [MISTRAL], "model_type": "mistral", "sliding_window": window}
+
+
+def _rope(metadata: Metadata, head_dim: int, factors: Sequence[float] | None) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 10000.0)}
+    kind = metadata.get("rope.scaling.type")
+    if factors is not None:
+        return rope | _llama3(metadata.where, rope["rope_theta"], head_dim, factors)
+    if kind in (None, "none"):
+        return rope
+    if kind == "linear":
+        return rope | {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor")}
+    if kind == "yarn":
+        original = metadata.count("rope.scaling.original_context_length")
+        yarn = {"rope_type": "yarn", "factor": metadata.number("rope.scaling.factor")}
+        for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+            if metadata.get(f"rope.scaling.{key}") is not None:
+                yarn[name] = metadata.number(f"rope.scaling.{key}")
+        return rope | yarn | {"original_max_position_embeddings": original}
+    raise ForerunError(f"{metadata.where}: rope scaling {kind!r} is not read")
+
+
+def _llama3(where: str, theta: float, head_dim: int, factors: Sequence[float]) -> dict[str, Any]:
+    """Finds the llama3 scaling behind the stored factors and makes sure that it gives them."""
+    factor = _decimal(max(factors))
+    expected = llama3_factors(theta, head_dim, factor)
+    if len(factors) != len(expected) or any(
+        not math.isclose(found, wanted, rel_tol=1e-3) for found, wanted in zip(factors, expected, strict=True)
+    ):
+        raise ForerunError(f"{where}: the factors in {ROPE_FACTORS} are not those of llama3 scaling, which is not read")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": LLAMA3_LOW,
+        "high_freq_factor": LLAMA3_HIGH,
+        "original_max_position_embeddings": LLAMA3_CONTEXT,
+    }
+
+
+def llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
+    """How much slower each pair of a head turns: 1 for short waves, `factor` for long ones, a blend between."""
+    result = []
+    for pair in range(head_dim // 2):
+        turns = LLAMA3_CONTEXT / (2 * math.pi * theta ** (2 * pair / head_dim))  # within the original context
+        blend = min(max((turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW), 0.0), 1.0)
+        result.append(1 / ((1 - blend) / factor + blend))
+    return result
+
+
+def huggingface_name(name: str, layers: int, where: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
+    stem, _, kind = name.rpartition(".")
+    if stem in TOP_NAMES and kind == "weight":
+        return f"{TOP_NAMES[stem]}.weight"
+    match = LAYER.fullmatch(name)
+    if match is None or match[2] not in LAYER_NAMES or int(match[1]) >= layers:
+        raise ForerunError(f"{where}: tensor {name[:80]!r} belongs to no model that is read here")
+    return f"model.layers.{int(match[1])}.{LAYER_NAMES[match[2]]}.{match[3]}"

@@ -1,0 +1,119 @@
+"""GGUF files, converted once into a folder like any other model's and kept under forerun's home.
+
+The folder appears under its final name complete or not at all: it is written beside it and renamed. A lock lets one
+process convert while others wait. Its name carries the identity of the source: a changed file is converted anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from forerun.errors import ForerunError
+from forerun.progress import NullProgress, Progress
+from forerun.weights.gguf_config import config_from, generation_config_from
+from forerun.weights.gguf_header import read_header
+from forerun.weights.gguf_tensors import converted_bytes, read_rope_factors, write_tensors
+from forerun.weights.gguf_tokenizer import write_tokenizer
+
+FORMAT = 1  # raise it when the conversion changes, and every cached folder is made again
+MANIFEST = "forerun.json"
+HASHED_BYTES = 2**20
+
+
+def convert_gguf(file: Path, home: Path, progress: Progress | None = None) -> Path:
+    """The folder with the converted model; made on the first call, found again by later ones within milliseconds."""
+    cache = home / "gguf"
+    try:
+        folder = cache / _cache_name(file)
+        if _is_complete(folder):
+            return folder
+        return _convert_once(file, folder, progress or NullProgress())
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ForerunError(
+            f"cannot convert {file} into {cache}: {reason}; make room there or set FORERUN_HOME to another folder"
+        ) from error
+
+
+def _convert_once(file: Path, folder: Path, progress: Progress) -> Path:
+    from filelock import FileLock
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(folder.name + ".lock")):
+        if _is_complete(folder):  # another process made it while this one waited
+            return folder
+        for leftover in folder.parent.glob(f".{folder.name}.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            _write(file, work, progress)
+            if folder.name != _cache_name(file):
+                raise ForerunError(f"{file} changed while it was being converted; try again")
+            if folder.exists():  # present but not complete: files were removed or cut short
+                shutil.rmtree(folder)
+            os.rename(work, folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def _write(file: Path, work: Path, progress: Progress) -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise ForerunError("GGUF files need the gguf package: pip install gguf") from error
+    header = read_header(file)
+    config = config_from(header, str(file), read_rope_factors(header, file))
+    _check_room(work, converted_bytes(header), file)
+    write_tokenizer(header, file, work, config["vocab_size"])
+    write_tensors(header, file, work, config, progress)
+    _write_json(work / "config.json", config)
+    _write_json(work / "generation_config.json", generation_config_from(header))
+    files = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
+    _write_json(work / MANIFEST, {"format": FORMAT, "source": file.name, "files": files})
+    for path in work.iterdir():
+        _flush(path)
+
+
+def _cache_name(file: Path) -> str:
+    """A readable stem and the source's identity: size, time of change and a hash of its beginning."""
+    status = file.stat()
+    with file.open("rb") as stream:
+        beginning = stream.read(HASHED_BYTES)
+    identity = f"{FORMAT} {status.st_size} {status.st_mtime_ns} ".encode() + beginning
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:60].lstrip(".")
+    return f"{stem}-{hashlib.sha256(identity).hexdigest()[:16]}"
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether every file that was written is still there in full."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        return all((folder / name).stat().st_size == size for name, size in files.items())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return False
+
+
+def _check_room(folder: Path, needed: int, file: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ForerunError(
+            f"converting {file} needs {needed / 1e9:.1f} GB in {folder.parent}, where {free / 1e9:.1f} GB are free; "
+            "make room or set FORERUN_HOME to another folder"
+        )
+
+
+def _write_json(file: Path, value: object) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _flush(file: Path) -> None:
+    """To the disk before the rename, so that a power cut cannot leave a complete-looking folder of empty files."""
+    with file.open("rb+") as stream:
+        os.fsync(stream.fileno())

@@ -1,0 +1,146 @@
+"""The tensors of a GGUF file as safetensors: dequantised once, in pieces, under Hugging Face's names."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import ForerunError
+from forerun.progress import Progress
+from forerun.weights.folder import INDEX, SINGLE
+from forerun.weights.gguf_config import ROPE_FACTORS, huggingface_name
+from forerun.weights.gguf_header import GgufHeader, GgufTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+SHARD_BYTES = 2 * 2**30
+PIECE_VALUES = 2**24  # values dequantised at a time, so that a large embedding does not need its size twice
+FLOAT16_LARGEST = 65504.0
+
+
+def write_tensors(header: GgufHeader, source: Path, folder: Path, config: dict[str, Any], progress: Progress) -> None:
+    """Writes every tensor of the file (but the rope factors, which the config states) into `folder`."""
+    import numpy as np
+    from safetensors.torch import save_file
+
+    layers = config["num_hidden_layers"]
+    names = {
+        tensor.name: huggingface_name(tensor.name, layers, str(source))
+        for tensor in header.tensors
+        if tensor.name != ROPE_FACTORS
+    }
+    shards = _split(header)
+    data = np.memmap(source, dtype=np.uint8, mode="r")
+    weight_map: dict[str, str] = {}
+    with progress.task("converting GGUF", total=sum(tensor.size for tensor in header.tensors)) as task:
+        for index, shard in enumerate(shards, 1):
+            file = SINGLE if len(shards) == 1 else f"model-{index:05d}-of-{len(shards):05d}.safetensors"
+            tensors = {}
+            for tensor in shard:
+                tensors[names[tensor.name]] = _rows_in_order(_read(data, tensor, source), tensor.name, header, config)
+                task.advance(tensor.size)
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(tensors, file)
+    if len(shards) > 1:
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1))
+
+
+def converted_bytes(header: GgufHeader) -> int:
+    """How much room the converted tensors need, about."""
+    return sum(_converted_size(tensor) for tensor in header.tensors)
+
+
+def read_rope_factors(header: GgufHeader, source: Path) -> list[float] | None:
+    """The content of rope_freqs.weight, which Llama 3.1 files carry in place of their rope scaling."""
+    import numpy as np
+
+    for tensor in header.tensors:
+        if tensor.name == ROPE_FACTORS:
+            data = np.memmap(source, dtype=np.uint8, mode="r")
+            return [float(value) for value in _read(data, tensor, source).float().flatten()]
+    return None
+
+
+def _converted_size(tensor: GgufTensor) -> int:
+    return max(tensor.size, 2 * math.prod(tensor.shape))
+
+
+def _split(header: GgufHeader) -> list[list[GgufTensor]]:
+    shards: list[list[GgufTensor]] = []
+    filled = SHARD_BYTES + 1
+    for tensor in header.tensors:
+        if tensor.name == ROPE_FACTORS:
+            continue
+        if filled + _converted_size(tensor) > SHARD_BYTES:
+            shards.append([])
+            filled = 0
+        shards[-1].append(tensor)
+        filled += _converted_size(tensor)
+    return shards
+
+
+def _read(data: np.ndarray[Any, Any], tensor: GgufTensor, source: Path) -> torch.Tensor:
+    """Floats as stored; quantised values as float16, or float32 where float16 would overflow."""
+    import numpy as np
+    import torch
+    from gguf import GGMLQuantizationType
+
+    raw = data[tensor.offset : tensor.offset + tensor.size]
+    kind = GGMLQuantizationType(tensor.kind)
+    if kind == GGMLQuantizationType.BF16:
+        return torch.from_numpy(raw.view(np.int16).reshape(tensor.shape).copy()).view(torch.bfloat16)
+    if kind in (GGMLQuantizationType.F16, GGMLQuantizationType.F32):
+        dtype = np.float16 if kind == GGMLQuantizationType.F16 else np.float32
+        return torch.from_numpy(raw.view(dtype).reshape(tensor.shape).copy())
+    blocks = raw.reshape(-1, tensor.size * tensor.shape[-1] // math.prod(tensor.shape))  # [rows, bytes of a row]
+    values = _dequantise(blocks, kind, tensor, source, np.dtype(np.float16))
+    if values is None:
+        values = _dequantise(blocks, kind, tensor, source, np.dtype(np.float32))
+    assert values is not None
+    return torch.from_numpy(values.reshape(tensor.shape))
+
+
+def _dequantise(
+    blocks: np.ndarray[Any, Any], kind: Any, tensor: GgufTensor, source: Path, dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any] | None:
+    """[rows, bytes] -> [rows, values], or None when a value does not fit into float16."""
+    import numpy as np
+    from gguf.quants import dequantize
+
+    width = tensor.shape[-1]
+    values = np.empty((len(blocks), width), dtype)
+    step = max(1, PIECE_VALUES // width)
+    for start in range(0, len(blocks), step):
+        try:
+            with np.errstate(all="ignore"):
+                piece = dequantize(blocks[start : start + step], kind)
+        except NotImplementedError as error:
+            raise ForerunError(
+                f"{source}: tensor {tensor.name} has type {kind.name}, which gguf cannot read"
+            ) from error
+        largest = float(np.abs(piece).max())
+        if not np.isfinite(largest):
+            raise ForerunError(f"{source} is damaged: tensor {tensor.name} holds infinity or NaN; download it again")
+        if dtype == np.float16 and largest > FLOAT16_LARGEST:
+            return None
+        values[start : start + step] = piece
+    return values
+
+
+def _rows_in_order(tensor: torch.Tensor, name: str, header: GgufHeader, config: dict[str, Any]) -> torch.Tensor:
+    """Llama files store the rows of q and k with the two halves of each head interleaved; this puts them back."""
+    import torch
+
+    part = name.split(".")[-2]
+    if header.metadata["general.architecture"] != "llama" or part not in ("attn_q", "attn_k"):
+        return tensor
+    heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+    rows, head_dim = tensor.shape[0], config["head_dim"]
+    if rows != heads * head_dim:
+        raise ForerunError(f"tensor {name} has {rows} rows, expected {heads} heads of {head_dim}; the file is damaged")
+    order = torch.arange(rows).view(heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)
+    return tensor[order].contiguous()

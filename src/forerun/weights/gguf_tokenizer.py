@@ -1,0 +1,87 @@
+"""The tokenizer inside a GGUF file, saved the way Hugging Face saves one."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ForerunError
+from forerun.weights.gguf_header import GgufHeader
+
+# Ways to cut text before merging (`tokenizer.ggml.pre`) that split every digit off, then work like GPT-2.
+# transformers leaves them at plain GPT-2, which gives other tokens for two spaces before a digit.
+DIGIT_SPLITTERS = frozenset({"smollm", "starcoder", "refact", "codeshell", "command-r"})
+PLAIN_SPLITTERS = frozenset({"default", "gpt-2", "gpt2"})
+# llama.cpp puts the begin token first for these when the file does not say.
+BEGIN_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
+LOADER_LEFTOVERS = ("is_local", "local_files_only", "gguf_file", "name_or_path")
+
+
+def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: int) -> None:
+    """Converts the file's tokenizer (by way of transformers) and saves it with its chat template in `folder`."""
+    if "tokenizer.ggml.tokens" not in header.metadata:
+        raise ForerunError(f"{source} carries no tokenizer, so it cannot be used on its own")
+    tokenizer = _load(header, source)
+    if len(tokenizer) > vocab_size:
+        raise ForerunError(f"{source}: its tokenizer has {len(tokenizer)} tokens, its embedding only {vocab_size} rows")
+    _set_splitter(tokenizer, header, source)
+    tokenizer.save_pretrained(folder)
+    _tidy(folder / "tokenizer_config.json")
+
+
+def _load(header: GgufHeader, source: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    # An otherwise empty folder, so that no tokenizer.json beside the file is taken in its place.
+    with tempfile.TemporaryDirectory() as empty:
+        (Path(empty) / "model.gguf").symlink_to(source.resolve())
+        try:
+            return PreTrainedTokenizerFast.from_pretrained(
+                empty, gguf_file="model.gguf", add_bos_token=_begins(header), local_files_only=True
+            )
+        except Exception as error:  # transformers and tokenizers raise anything for a bad vocabulary
+            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise ForerunError(f"{source}: its tokenizer cannot be read ({reason})") from error
+
+
+def _begins(header: GgufHeader) -> bool:
+    stated = header.metadata.get("tokenizer.ggml.add_bos_token")
+    if isinstance(stated, bool):
+        return stated
+    sentencepiece = header.metadata.get("tokenizer.ggml.model") == "llama"
+    return sentencepiece or header.metadata.get("tokenizer.ggml.pre") in BEGIN_BY_DEFAULT
+
+
+def _set_splitter(tokenizer: Any, header: GgufHeader, source: Path) -> None:
+    """Byte-level tokenizers only: the others carry their way of cutting text in their kind."""
+    if header.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return
+    splitter = header.metadata.get("tokenizer.ggml.pre", "default")
+    if splitter in DIGIT_SPLITTERS:
+        from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+            [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+        )
+    elif splitter not in PLAIN_SPLITTERS and splitter not in _known_to_transformers():
+        raise ForerunError(
+            f"{source}: its tokenizer cuts text in a way that is not known here ({str(splitter)[:40]!r}); "
+            "use the model's safetensors folder"
+        )
+
+
+def _known_to_transformers() -> frozenset[str]:
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:  # releases before this table chose by architecture
+        return frozenset({"llama-bpe", "qwen2"})
+    return frozenset(GGUF_PRE_TOKENIZER_SPLITS)
+
+
+def _tidy(file: Path) -> None:
+    """Drops what the loader noted about itself."""
+    settings = json.loads(file.read_text())
+    kept = {key: value for key, value in settings.items() if key not in LOADER_LEFTOVERS}
+    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,62 @@
+"""The tokenizer of a model folder, and the tokens that end an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import ForerunError
+from forerun.weights.folder import file_inside, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# What chat templates put behind a turn. A model may produce it even where its config names another end.
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endofturn|>", "<end_of_turn>", "<|end_of_turn|>")
+READ_BY_TRANSFORMERS = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """The fast tokenizer with its chat template, exactly as tokenizer.json describes it; no code from the folder."""
+    settings = read_json(path, "tokenizer_config.json") or {}
+    if settings.get("auto_map"):
+        raise ForerunError(f"{path}: tokenizer_config.json asks for code from the model folder ('auto_map'); never run")
+    for name in READ_BY_TRANSFORMERS:
+        file_inside(path, name)  # refuses links that leave the folder
+    if file_inside(path, "tokenizer.json") is None:
+        raise ForerunError(f"{path} has no tokenizer.json; save the model's fast tokenizer there (save_pretrained)")
+    # Not AutoTokenizer: it takes a second longer to import, reads config.json, and rebuilds some tokenizers from parts.
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise anything for a bad file
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise ForerunError(f"{path}: its tokenizer cannot be read ({reason})") from error
+
+
+def stop_token_ids(path: Path, tokenizer: Any) -> frozenset[int]:
+    """Every token that ends an answer: config, generation config, tokenizer, and the chat template's end of turn."""
+    config = read_json(path, "config.json") or {}
+    nested = config.get("text_config")
+    sources = [config, nested if isinstance(nested, dict) else {}, read_json(path, "generation_config.json") or {}]
+    ends: set[int] = set()
+    for source in sources:
+        ends |= _ids(source.get("eos_token_id"), path)
+    ends |= _ids(tokenizer.eos_token_id, path)
+    return frozenset(ends | _turn_ends(tokenizer))
+
+
+def _ids(value: object, path: Path) -> set[int]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            raise ForerunError(f"{path}: eos_token_id must be a token id or a list of them, not {value!r}")
+    return set(ids)
+
+
+def _turn_ends(tokenizer: Any) -> set[int]:
+    template = tokenizer.chat_template
+    text = "".join(template.values()) if isinstance(template, dict) else template or ""
+    added = tokenizer.get_added_vocab()
+    return {added[token] for token in TURN_ENDS if token in text and token in added}

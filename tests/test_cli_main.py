@@ -1,0 +1,115 @@
+"""The command line as a whole: help is light, and every failure is one line and the right exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import forerun
+from forerun.cli.main import main
+from forerun.errors import ForerunError
+
+
+def refusal(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr of a refused command; nothing may be on stdout."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("forerun: ") and err.endswith("\n") and err.count("\n") == 1, err
+    assert "Traceback" not in err
+    return err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import json, sys\n"
+        "from forerun.cli.main import main\n"
+        "codes = [main(['--help']), main(['generate', '--help']), main(['check', '--help']), main(['--version'])]\n"
+        "print(json.dumps([codes, sorted({name.split('.')[0] for name in sys.modules})]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    codes, modules = json.loads(done.stdout.splitlines()[-1])
+    assert codes == [0, 0, 0, 0]
+    assert not {"torch", "transformers", "numba", "numpy", "gguf", "huggingface_hub"} & set(modules)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("forerun ")
+
+
+def test_no_command_shows_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "generate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--nonsense"], "--nonsense"),
+        (["generate", "--nonsense"], "forerun generate --help"),
+        (["generate", "stray"], "stray"),
+        (["generate", "--draft", "magic"], "--draft"),
+        (["generate", "--accept", "maybe"], "coupled"),
+        (["generate", "--temp", "warm"], "--temp"),
+        (["generate", "--max-tokens", "1.5"], "--max-tokens"),
+        (["generate", "--dtype", "int3"], "float32"),
+        (["generate", "--temp"], "--temp"),
+        (["check"], "MODEL"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_usage_errors_are_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    line = refusal(capsys)
+    assert words in line and "--help)" in line and "Value error" not in line
+
+
+def test_a_forerun_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def inspect_model(model: str, **_: object) -> None:
+        raise ForerunError(f"no model named {model}:\n  give a folder")
+
+    monkeypatch.setattr(forerun, "inspect_model", inspect_model, raising=False)
+    assert main(["check", "nowhere"]) == 2
+    assert refusal(capsys) == "forerun: no model named nowhere: give a folder\n"
+
+
+def test_an_interrupt_while_loading_exits_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def inspect_model(model: str, **_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(forerun, "inspect_model", inspect_model, raising=False)
+    assert main(["check", "any"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def inspect_model(model: str, **_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(forerun, "inspect_model", inspect_model, raising=False)
+    with pytest.raises(ZeroDivisionError):
+        main(["check", "any"])
+
+
+def test_a_reader_that_leaves_ends_it_silently() -> None:
+    program = (
+        "import sys, types, forerun\n"
+        "from forerun.cli.main import main\n"
+        "def inspect_model(model, **_):\n"
+        "    while True:\n"
+        "        print('x' * 1000)\n"
+        "forerun.inspect_model = inspect_model\n"
+        "sys.exit(main(['check', 'any']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=30), errors) == (141, b"")

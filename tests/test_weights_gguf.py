@@ -1,0 +1,382 @@
+"""GGUF: the converted folder holds the model that went in; lying files are refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import tiny_gguf, tiny_model, tiny_tokenizer
+
+from forerun.errors import ForerunError
+from forerun.weights import gguf_convert, gguf_tensors
+from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.gguf_config import config_from, llama3_factors
+from forerun.weights.gguf_convert import convert_gguf
+from forerun.weights.gguf_header import GgufHeader, GgufTensor, read_header
+from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
+
+ODD = {"hidden_size": 72, "intermediate_size": 88, "num_attention_heads": 6, "head_dim": 20}
+QUANTISED = {"intermediate_size": 128}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama as a GGUF file."""
+    folder = tmp_path_factory.mktemp("source")
+    return tiny_gguf(folder / "tiny.gguf", tiny_model(folder / "model", "llama", **QUANTISED), kind="Q8_0")
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {}),
+        ("llama", ODD),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("mistral", {"sliding_window": 16}),
+        ("qwen2", {}),
+        ("qwen3", ODD),
+    ],
+)
+def test_round_trip_is_exact(tmp_path: Path, family: str, options: dict[str, object]) -> None:
+    model = tiny_model(tmp_path / "model", family, **options)
+    window = {"llama__attention__sliding_window": 16} if family == "mistral" else {}
+    folder = convert_gguf(tiny_gguf(tmp_path / "a.gguf", model, **window), tmp_path / "home")
+
+    before, after = load_file(model / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    wanted = json.loads((model / "config.json").read_text())
+    found = open_checkpoint(folder).config
+    ours = found.keys() - {"head_dim"} if "head_dim" not in wanted else found.keys()
+    for key in ours - ({"attention_bias", "mlp_bias"} - wanted.keys()):
+        assert found[key] == wanted[key], key
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_quantised_matrices_come_back_as_gguf_reads_them(tmp_path: Path, kind: str) -> None:
+    model = tiny_model(tmp_path / "model", "llama", **QUANTISED)
+    folder = convert_gguf(tiny_gguf(tmp_path / "a.gguf", model, kind=kind), tmp_path / "home")
+    code = gguf.GGMLQuantizationType[kind]
+    dtype = torch.bfloat16 if kind == "BF16" else torch.float16
+    before, after = load_file(model / "model.safetensors"), load_file(folder / "model.safetensors")
+    for name, tensor in before.items():
+        if tensor.ndim == 1:
+            assert torch.equal(after[name], tensor)
+            continue
+        # Rows are quantised one by one: the order in which the file holds them must not matter.
+        wanted = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), code), code))
+        assert after[name].dtype == dtype
+        assert torch.equal(after[name], wanted.to(dtype)), name
+
+
+DEQUANTISABLE = [
+    kind.name for kind in gguf.GGMLQuantizationType if kind in gguf.quants._type_traits and kind.name != "BF16"
+]
+
+
+@pytest.mark.parametrize("kind", DEQUANTISABLE)
+def test_every_type_gguf_can_dequantise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(gguf_tensors, "PIECE_VALUES", 1024)  # several pieces
+    code = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[code]
+    # Bytes below 64 keep every 16-bit scale in them finite.
+    data = np.random.default_rng(5).integers(0, 64, (7, 512 // block * size), dtype=np.uint8)
+    file = tmp_path / "a.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tensor("token_embd.weight", data, raw_dtype=code)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (tensor,) = read_header(file).tensors
+    found = gguf_tensors._read(np.memmap(file, dtype=np.uint8, mode="r"), tensor, file)
+    wanted = torch.from_numpy(gguf.quants.dequantize(data, code))
+    assert found.shape == (7, 512)
+    fits = wanted.abs().max() <= 65504
+    assert torch.equal(found, wanted.to(torch.float16) if fits else wanted)
+    assert wanted.abs().max() > 0
+
+
+def test_values_too_large_for_float16_stay_float32(tmp_path: Path) -> None:
+    big = np.full((2, 32), 100000.0, np.float32)
+    block = gguf.quants.quantize(big, gguf.GGMLQuantizationType.Q8_0).reshape(-1)
+    tensor = GgufTensor("x", (2, 32), int(gguf.GGMLQuantizationType.Q8_0), 0, block.nbytes)
+    found = gguf_tensors._read(block, tensor, tmp_path)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, torch.from_numpy(big), rtol=1e-2, atol=0)
+
+
+def test_large_models_are_written_in_shards(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load_file(convert_gguf(source, tmp_path / "whole") / "model.safetensors")
+    monkeypatch.setattr(gguf_tensors, "SHARD_BYTES", 40_000)
+    checkpoint = open_checkpoint(convert_gguf(source, tmp_path / "parts"))
+    assert len(list(checkpoint.path.glob("model-*.safetensors"))) > 2
+    assert checkpoint.names() == whole.keys()
+    assert all(torch.equal(checkpoint.take(name, tuple(whole[name].shape)), whole[name]) for name in whole)
+
+
+def test_header_agrees_with_the_gguf_package(source: Path) -> None:
+    header, oracle = read_header(source), gguf.GGUFReader(source)
+    assert [tensor.name for tensor in header.tensors] == [tensor.name for tensor in oracle.tensors]
+    for ours, theirs in zip(header.tensors, oracle.tensors, strict=True):
+        assert (ours.offset, ours.size, ours.kind) == (theirs.data_offset, theirs.n_bytes, theirs.tensor_type)
+        assert list(reversed(ours.shape)) == theirs.shape.tolist()
+    for key, value in header.metadata.items():
+        found = oracle.fields[key].contents()
+        if isinstance(found, list):
+            assert value in (tuple(found), len(found))
+        else:
+            assert value == found
+
+
+def test_tokenizer_chat_template_and_ends_come_along(tmp_path: Path, source: Path) -> None:
+    folder = convert_gguf(source, tmp_path)
+    before, after = tiny_tokenizer(), load_tokenizer(folder)
+    text = "the thing 漢字 😀  12 and<|im_end|>"
+    assert after.encode(text) == before.encode(text)
+    assert after.decode(after.encode(text)) == text
+    chat = [{"role": "user", "content": "hello"}]
+    assert after.apply_chat_template(chat, tokenize=False) == before.apply_chat_template(chat, tokenize=False)
+    assert stop_token_ids(folder, after) == {2}
+    assert "gguf" not in (folder / "tokenizer_config.json").read_text()
+
+
+def test_a_tokenizer_beside_the_file_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model", "llama")
+    file = tiny_gguf(model / "a.gguf", model)
+    (model / "tokenizer.json").write_text("not a tokenizer")
+    assert load_tokenizer(convert_gguf(file, tmp_path / "home")).encode("the") == tiny_tokenizer().encode("the")
+
+
+def test_smollm_splits_digits_off_spaces(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model", "llama")
+    plain = load_tokenizer(convert_gguf(tiny_gguf(tmp_path / "a.gguf", model), tmp_path / "home"))
+    smol_file = tiny_gguf(tmp_path / "b.gguf", model, tokenizer__ggml__pre="smollm")
+    smol = load_tokenizer(convert_gguf(smol_file, tmp_path / "home"))
+    split = [piece for piece, _ in smol.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a  12")]
+    assert split == ["a", "ĠĠ", "1", "2"]
+    assert [piece for piece, _ in plain.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a  12")] == ["a", "Ġ", "Ġ12"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"tokenizer__ggml__pre": "martian"}, "martian"),
+        ({"general__architecture": "mamba"}, "mamba"),
+        ({"llama__expert_count": 8}, "mixture-of-experts"),
+        ({"llama__rope__scaling__type": "longrope"}, "longrope"),
+        ({"llama__rope__dimension_count": 8}, "rope.dimension_count"),
+        ({"llama__attention__head_count": 0}, "head_count"),
+        ({"llama__block_count": 1}, "blk.1"),
+        ({"llama__attention__key_length": 32, "llama__attention__value_length": 32}, "attn_"),
+        ({"split__count": 3}, "llama-gguf-split"),
+    ],
+)
+def test_files_not_read_are_refused_by_name(tmp_path: Path, metadata: dict[str, object], message: str) -> None:
+    if "llama__attention__key_length" in metadata:
+        metadata = metadata | {"llama__rope__dimension_count": 32}
+    file = tiny_gguf(tmp_path / "a.gguf", tiny_model(tmp_path / "model", "llama"), **metadata)
+    with pytest.raises(ForerunError, match=message) as caught:
+        convert_gguf(file, tmp_path / "home")
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "home" / "gguf").glob("a-*/")), "nothing half-made stays behind"
+
+
+def test_rope_scaling_is_read(source: Path) -> None:
+    header = read_header(source)
+
+    def rope(extra: dict[str, object], factors: list[float] | None = None) -> dict[str, object]:
+        changed = GgufHeader(header.metadata | extra, header.tensors)  # type: ignore[operator]
+        found: dict[str, object] = config_from(changed, "x", factors)["rope_parameters"]
+        return found
+
+    scaling = "llama.rope.scaling"
+    assert rope({f"{scaling}.type": "linear", f"{scaling}.factor": 2.0})["factor"] == 2.0
+    yarn = rope({f"{scaling}.type": "yarn", f"{scaling}.factor": 4.0, f"{scaling}.original_context_length": 128})
+    assert yarn["rope_type"] == "yarn" and yarn["original_max_position_embeddings"] == 128
+    extra = {"llama.rope.freq_base": 500000.0}
+    factors = llama3_factors(500000.0, 16, 8.0)
+    assert rope(extra, factors)["rope_type"] == "llama3" and rope(extra, factors)["factor"] == 8.0
+    with pytest.raises(ForerunError, match="rope_freqs"):
+        rope(extra, [1.0] * 7 + [9.0])
+
+
+def test_llama3_factors_match_transformers() -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    parameters = {"rope_type": "llama3", "rope_theta": 500000.0, **scaling}
+    config = LlamaConfig(
+        hidden_size=128, num_attention_heads=1, max_position_embeddings=131072, rope_parameters=parameters
+    )
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 1 / 500000.0 ** (torch.arange(0, 128, 2) / 128)
+    torch.testing.assert_close(plain / scaled, torch.tensor(llama3_factors(500000.0, 128, 8.0)), rtol=1e-4, atol=0)
+
+
+# --- the cache ---
+
+
+def test_the_second_call_converts_nothing(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = convert_gguf(source, tmp_path)
+    monkeypatch.setattr(gguf_convert, "_write", None)  # calling it would fail
+    assert convert_gguf(source, tmp_path) == first
+    assert not [path for path in first.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_a_changed_file_is_converted_anew(tmp_path: Path, source: Path) -> None:
+    file = tmp_path / "a.gguf"
+    file.write_bytes(source.read_bytes())
+    first = convert_gguf(file, tmp_path / "home")
+    os.utime(file, (1, 1))
+    assert convert_gguf(file, tmp_path / "home") != first
+
+
+def test_leftovers_are_never_used(tmp_path: Path, source: Path) -> None:
+    folder = convert_gguf(source, tmp_path)
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    (folder.parent / f".{folder.name}.abc").mkdir()
+    assert convert_gguf(source, tmp_path) == folder
+    assert weights.read_bytes() == whole
+    assert not (folder.parent / f".{folder.name}.abc").exists()
+    (folder / "forerun.json").write_text("[]")
+    assert convert_gguf(source, tmp_path) == folder
+    assert "files" in (folder / "forerun.json").read_text()
+
+
+def test_two_processes_convert_once(tmp_path: Path, source: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from forerun.weights import gguf_convert as g\n"
+        "write, made = g._write, []\n"
+        "g._write = lambda *a: (made.append(1), write(*a))\n"
+        "sys.stdin.readline()\n"
+        "print(g.convert_gguf(Path(sys.argv[1]), Path(sys.argv[2])), len(made))\n"
+    )
+    command = [sys.executable, "-c", program, str(source), str(tmp_path)]
+    pipe = subprocess.PIPE
+    workers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    answers = [worker.communicate(timeout=60)[0].split() for worker in workers]
+    assert answers[0][0] == answers[1][0]
+    assert sorted(answer[1] for answer in answers) == ["0", "1"]
+    assert open_checkpoint(Path(answers[0][0])).names()
+
+
+def test_an_unwritable_home_is_one_line(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "home").write_text("a file where the folder should be")
+    with pytest.raises(ForerunError, match="FORERUN_HOME"):
+        convert_gguf(source, tmp_path / "home")
+
+
+# --- lying headers ---
+
+COUNTS = 8  # offset of the two counts, behind magic and version
+
+
+def _patched(source: Path, target: Path, offset: int, data: bytes) -> Path:
+    content = bytearray(source.read_bytes())
+    content[offset : offset + len(data)] = data
+    target.write_bytes(content)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("offset", "data"),
+    [
+        (0, b"GGML"),
+        (4, struct.pack("<I", 99)),
+        (4, struct.pack(">I", 3)),
+        (COUNTS, struct.pack("<Q", 2**63)),
+        (COUNTS, struct.pack("<Q", 10**6)),
+        (COUNTS + 8, struct.pack("<Q", 2**63)),
+        (COUNTS + 16, struct.pack("<Q", 2**62)),
+    ],
+)
+def test_absurd_counts_are_refused(tmp_path: Path, source: Path, offset: int, data: bytes) -> None:
+    with pytest.raises(ForerunError) as caught:
+        read_header(_patched(source, tmp_path / "a.gguf", offset, data))
+    assert "\n" not in str(caught.value)
+
+
+def test_tensors_beyond_the_end_are_refused(tmp_path: Path, source: Path) -> None:
+    content = source.read_bytes()
+    (tmp_path / "a.gguf").write_bytes(content[: len(content) - 4096])
+    with pytest.raises(ForerunError, match="beyond the end|larger than the file"):
+        read_header(tmp_path / "a.gguf")
+
+
+def test_tensors_that_share_bytes_are_refused(tmp_path: Path, source: Path) -> None:
+    content = source.read_bytes()
+    place = content.index(b"blk.1.attn_q.weight") + len(b"blk.1.attn_q.weight") + 4 + 2 * 8
+    row = struct.pack("<I", gguf.GGMLQuantizationType.Q8_0)
+    assert content[place : place + 4] == row
+    file = _patched(source, tmp_path / "a.gguf", place - 8, struct.pack("<QIQ", 4096, 8, 0))
+    with pytest.raises(ForerunError, match="larger than the file"):
+        read_header(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"GG", b"GGUF", b"GGUF\x03\0\0\0", b"\x80\x04pickle"])
+def test_stubs_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.gguf").write_bytes(content)
+    with pytest.raises(ForerunError):
+        convert_gguf(tmp_path / "a.gguf", tmp_path / "home")
+
+
+def test_garbled_headers_never_raise_anything_else(tmp_path: Path, source: Path) -> None:
+    content, chance = source.read_bytes(), random.Random(7)
+    start = min(tensor.offset for tensor in read_header(source).tensors)
+    file, refused = tmp_path / "a.gguf", 0
+    for _ in range(200):
+        broken = bytearray(content)
+        for _ in range(chance.choice([1, 3])):
+            broken[chance.randrange(start)] = chance.choice([0, 1, 127, 255])
+        cut = chance.choice([len(broken), chance.randrange(start)])
+        file.write_bytes(broken[:cut])
+        try:
+            header = read_header(file)
+            config_from(header, "x", None)
+        except ForerunError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert 50 < refused < 200
+
+
+@pytest.mark.real
+def test_the_built_in_model_agrees_with_transformers(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    from forerun.weights.find import _built_in_file
+
+    file = _built_in_file("smollm2")
+    checkpoint = open_checkpoint(convert_gguf(file, tmp_path))
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(AutoConfig.for_model(**checkpoint.config))
+    loaded = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=empty)
+    assert checkpoint.names() == loaded["tensors"].keys()
+    for name, wanted in loaded["tensors"].items():
+        found = checkpoint.take(name, tuple(wanted.shape))
+        assert torch.equal(found, wanted.to(found.dtype)), name
+    checkpoint.finish(lambda name: False)
+    for key in ("rms_norm_eps", "hidden_size", "num_key_value_heads", "tie_word_embeddings", "vocab_size"):
+        assert checkpoint.config[key] == pytest.approx(loaded["config"][key]), key
+    tokenizer = load_tokenizer(checkpoint.path)
+    assert stop_token_ids(checkpoint.path, tokenizer) == {2}
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a  12")) == ["a", "ĠĠ", "1", "2"]
