@@ -30,6 +30,7 @@ class FakeResponse:
     draft: str = "lookup"
     guaranteed: bool = True
     seed: int = 99
+    warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -38,21 +39,17 @@ class FakeResponse:
 @dataclass
 class FakeChunk:
     text: str
-    token: int = 5
-    from_draft: bool = False
-    finish_reason: str | None = None
-    response: FakeResponse | None = None
 
 
 class FakeLibrary:
-    """Stands in for `forerun.load` and `forerun.stream` and remembers how they were called."""
+    """Stands in for `forerun.load` and `forerun.stream`, and for the answer; remembers how it was called."""
 
     def __init__(self) -> None:
         self.model: str | None = None
         self.loading: dict[str, Any] = {}
         self.prompt: str | None = None
         self.options: dict[str, Any] = {}
-        self.response = FakeResponse()
+        self.outcome = FakeResponse()
         self.interrupt_after: int | None = None
         self.closed = False
 
@@ -60,17 +57,27 @@ class FakeLibrary:
         self.model, self.loading = model, loading
         return f"loaded {model}"
 
-    def stream(self, model: str, prompt: str, **options: Any) -> Iterator[FakeChunk]:
+    def stream(self, model: str, prompt: str, **options: Any) -> FakeLibrary:
         assert model == f"loaded {self.model}"
         self.prompt, self.options = prompt, options
-        pieces = [FakeChunk("Hello"), FakeChunk(", wor", from_draft=True), FakeChunk("ld", response=self.response)]
-        try:
-            for index, piece in enumerate(pieces):
-                if index == self.interrupt_after:
-                    raise KeyboardInterrupt
-                yield piece
-        finally:
-            self.closed = True
+        return self
+
+    def __enter__(self) -> FakeLibrary:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+    def __iter__(self) -> Iterator[FakeChunk]:
+        for index, piece in enumerate(["Hello", ", wor", "ld", ""]):
+            if index == self.interrupt_after:
+                self.outcome.finish_reason = "cancelled"
+                raise KeyboardInterrupt
+            yield FakeChunk(piece)
+
+    def response(self) -> FakeResponse:
+        assert not self.closed
+        return self.outcome
 
 
 def run(line: str) -> int:
@@ -125,6 +132,7 @@ def test_each_piece_is_flushed_when_it_comes(library: FakeLibrary, monkeypatch: 
 def test_defaults_are_the_documented_ones(library: FakeLibrary) -> None:
     assert main(["generate", "-p", "Hi"]) == 0
     progress = library.loading.pop("progress")
+    assert library.options.pop("progress") is progress
     with progress.task("loading", 3) as task:
         task.advance()
     assert library.model == "smollm2" and library.prompt == "Hi"
@@ -148,7 +156,7 @@ def test_every_flag_reaches_the_library(library: FakeLibrary) -> None:
         " --quantize none --max-context 512 --quiet"
     )
     assert run(line) == 0
-    del library.loading["progress"]
+    del library.loading["progress"], library.options["progress"]
     assert library.loading == {
         "device": "cuda", "dtype": "bfloat16", "quantize": "none", "max_context": 512, "draft_model": "small",
     }  # fmt: skip
@@ -172,10 +180,12 @@ def test_naming_a_draft_model_is_asking_for_it(library: FakeLibrary) -> None:
 
 
 def test_json_is_one_object_and_nothing_else(library: FakeLibrary, capsys: pytest.CaptureFixture[str]) -> None:
-    library.response.text = "Grüße 🙂"
+    library.outcome.text = "Grüße 🙂"
     assert main(["generate", "-p", "Hi", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == asdict(library.response)
+    expected = asdict(library.outcome)
+    assert expected.pop("warnings") == []  # goes to stderr
+    assert json.loads(out) == expected
     assert out.count("\n") == 1 and "Grüße 🙂" in out and err == ""
 
 
@@ -188,19 +198,25 @@ def test_quiet_prints_the_text_alone(library: FakeLibrary, capsys: pytest.Captur
 def test_a_missing_guarantee_is_said_even_when_silent(
     silencer: str, library: FakeLibrary, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    library.response.guaranteed = False
+    library.outcome.guaranteed = False
     assert main(["generate", "-p", "Hi", silencer]) == 0
     assert "NOT guaranteed" in capsys.readouterr().err
 
 
+def test_warnings_of_the_engine_reach_stderr(library: FakeLibrary, capsys: pytest.CaptureFixture[str]) -> None:
+    library.outcome.warnings = ["the drafter failed"]
+    assert main(["generate", "-p", "Hi", "--quiet"]) == 0
+    assert capsys.readouterr() == ("Hello, world\n", "forerun: warning: the drafter failed\n")
+
+
 def test_a_missing_guarantee_is_in_the_statistics(library: FakeLibrary, capsys: pytest.CaptureFixture[str]) -> None:
-    library.response.guaranteed = False
+    library.outcome.guaranteed = False
     assert main(["generate", "-p", "Hi"]) == 0
     assert "NOT GUARANTEED" in capsys.readouterr().err.splitlines()[0]
 
 
 def test_rejection_promises_only_the_distribution(library: FakeLibrary, capsys: pytest.CaptureFixture[str]) -> None:
-    library.response.guaranteed = False
+    library.outcome.guaranteed = False
     assert main(["generate", "-p", "Hi", "--accept", "rejection", "--temp", "1"]) == 0
     err = capsys.readouterr().err
     assert "not promised (rejection keeps the distribution)" in err and "WARNING" not in err
@@ -212,7 +228,7 @@ def test_a_sampled_answer_names_its_seed(library: FakeLibrary, capsys: pytest.Ca
 
 
 def test_plain_decoding_reports_no_drafts(library: FakeLibrary, capsys: pytest.CaptureFixture[str]) -> None:
-    library.response = FakeResponse(drafted=0, accepted=0, rounds=0, draft="off", completion_tokens=1)
+    library.outcome = FakeResponse(drafted=0, accepted=0, rounds=0, draft="off", completion_tokens=1)
     assert main(["generate", "-p", "Hi", "--draft", "off"]) == 0
     assert "1 token · 12.0 tok/s · no drafts · plain decoding · same text" in capsys.readouterr().err
 
@@ -224,16 +240,16 @@ def test_an_interrupt_keeps_the_text_and_says_how_far_it_got(
     assert main(["generate", "-p", "Hi"]) == 130
     out, err = capsys.readouterr()
     assert out == "Hello, wor\n"
-    assert err.startswith("interrupted after 2 tokens · ") and err.endswith(" · 50 % of them drafted\n")
+    assert err.startswith("interrupted · 6 tokens · 12.0 tok/s · ")
     assert library.closed
 
 
-def test_an_interrupt_in_json_mode_prints_no_half_object(
+def test_an_interrupt_in_json_mode_prints_what_there_is(
     library: FakeLibrary, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library.interrupt_after = 2
     assert main(["generate", "-p", "Hi", "--json"]) == 130
-    assert capsys.readouterr().out == ""
+    assert json.loads(capsys.readouterr().out)["finish_reason"] == "cancelled"
 
 
 def test_the_prompt_comes_from_stdin(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -102,11 +103,14 @@ def test_a_reader_that_leaves_ends_it_silently() -> None:
         "from forerun.cli.main import main\n"
         "def inspect_model(model, **_):\n"
         "    while True:\n"
-        "        print('x' * 1000)\n"
+        "        print('x', flush=True)\n"
         "forerun.inspect_model = inspect_model\n"
         "sys.exit(main(['check', 'any']))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # as for users
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.read(10)
     process.stdout.close()

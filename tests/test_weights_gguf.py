@@ -9,8 +9,8 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -24,6 +24,8 @@ from forerun.weights.gguf_config import config_from, llama3_factors
 from forerun.weights.gguf_convert import convert_gguf
 from forerun.weights.gguf_header import GgufHeader, GgufTensor, read_header
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
+
+gguf = pytest.importorskip("gguf")
 
 ODD = {"hidden_size": 72, "intermediate_size": 88, "num_attention_heads": 6, "head_dim": 20}
 QUANTISED = {"intermediate_size": 128}
@@ -48,9 +50,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("qwen3", ODD),
     ],
 )
-def test_round_trip_is_exact(tmp_path: Path, family: str, options: dict[str, object]) -> None:
+def test_round_trip_is_exact(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
     model = tiny_model(tmp_path / "model", family, **options)
-    window = {"llama__attention__sliding_window": 16} if family == "mistral" else {}
+    window: dict[str, Any] = {"llama__attention__sliding_window": 16} if family == "mistral" else {}
     folder = convert_gguf(tiny_gguf(tmp_path / "a.gguf", model, **window), tmp_path / "home")
 
     before, after = load_file(model / "model.safetensors"), load_file(folder / "model.safetensors")
@@ -159,6 +161,24 @@ def test_a_tokenizer_beside_the_file_is_not_taken_for_its_own(tmp_path: Path) ->
     assert load_tokenizer(convert_gguf(file, tmp_path / "home")).encode("the") == tiny_tokenizer().encode("the")
 
 
+def test_a_sentencepiece_tokenizer_keeps_its_begin_token(tmp_path: Path) -> None:
+    pieces = ["▁", "h", "e", "l", "o", "▁h", "he", "ll", "▁he", "llo", "▁hello"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    file = tiny_gguf(
+        tmp_path / "a.gguf",
+        tiny_model(tmp_path / "model", "llama"),
+        tokenizer__ggml__model="llama",
+        tokenizer__ggml__tokens=tokens,
+        tokenizer__ggml__scores=[-float(index) for index in range(len(tokens))],
+        tokenizer__ggml__token_type=[2, 3, 3] + [6] * 256 + [1] * len(pieces),
+        tokenizer__ggml__merges=None,
+        tokenizer__ggml__add_bos_token=None,
+    )
+    tokenizer = load_tokenizer(convert_gguf(file, tmp_path / "home"))
+    found = tokenizer.convert_ids_to_tokens(tokenizer.encode("hello hello\n"))
+    assert found == ["<s>", "▁hello", "▁hello", "<0x0A>"]
+
+
 def test_smollm_splits_digits_off_spaces(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model", "llama")
     plain = load_tokenizer(convert_gguf(tiny_gguf(tmp_path / "a.gguf", model), tmp_path / "home"))
@@ -183,7 +203,7 @@ def test_smollm_splits_digits_off_spaces(tmp_path: Path) -> None:
         ({"split__count": 3}, "llama-gguf-split"),
     ],
 )
-def test_files_not_read_are_refused_by_name(tmp_path: Path, metadata: dict[str, object], message: str) -> None:
+def test_files_not_read_are_refused_by_name(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
     if "llama__attention__key_length" in metadata:
         metadata = metadata | {"llama__rope__dimension_count": 32}
     file = tiny_gguf(tmp_path / "a.gguf", tiny_model(tmp_path / "model", "llama"), **metadata)
@@ -196,9 +216,9 @@ def test_files_not_read_are_refused_by_name(tmp_path: Path, metadata: dict[str, 
 def test_rope_scaling_is_read(source: Path) -> None:
     header = read_header(source)
 
-    def rope(extra: dict[str, object], factors: list[float] | None = None) -> dict[str, object]:
-        changed = GgufHeader(header.metadata | extra, header.tensors)  # type: ignore[operator]
-        found: dict[str, object] = config_from(changed, "x", factors)["rope_parameters"]
+    def rope(extra: dict[str, Any], factors: list[float] | None = None) -> dict[str, Any]:
+        changed = GgufHeader(header.metadata | extra, header.tensors)
+        found: dict[str, Any] = config_from(changed, "x", factors)["rope_parameters"]
         return found
 
     scaling = "llama.rope.scaling"
@@ -318,8 +338,16 @@ def test_absurd_counts_are_refused(tmp_path: Path, source: Path, offset: int, da
 def test_tensors_beyond_the_end_are_refused(tmp_path: Path, source: Path) -> None:
     content = source.read_bytes()
     (tmp_path / "a.gguf").write_bytes(content[: len(content) - 4096])
-    with pytest.raises(ForerunError, match="beyond the end|larger than the file"):
+    with pytest.raises(ForerunError, match=r"beyond the end|larger than the file"):
         read_header(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("offset", [2**20, 2**63])
+def test_an_offset_beyond_the_end_is_refused(tmp_path: Path, source: Path, offset: int) -> None:
+    name = b"blk.1.attn_q.weight"
+    place = source.read_bytes().index(name) + len(name) + 4 + 2 * 8 + 4
+    with pytest.raises(ForerunError, match=r"attn_q\.weight' lies beyond the end"):
+        read_header(_patched(source, tmp_path / "a.gguf", place, struct.pack("<Q", offset)))
 
 
 def test_tensors_that_share_bytes_are_refused(tmp_path: Path, source: Path) -> None:
@@ -327,7 +355,9 @@ def test_tensors_that_share_bytes_are_refused(tmp_path: Path, source: Path) -> N
     place = content.index(b"blk.1.attn_q.weight") + len(b"blk.1.attn_q.weight") + 4 + 2 * 8
     row = struct.pack("<I", gguf.GGMLQuantizationType.Q8_0)
     assert content[place : place + 4] == row
-    file = _patched(source, tmp_path / "a.gguf", place - 8, struct.pack("<QIQ", 4096, 8, 0))
+    start = min(tensor.offset for tensor in read_header(source).tensors)
+    rows = (len(content) - start) // (2 * 34)  # as many rows of two blocks as the file has room for
+    file = _patched(source, tmp_path / "a.gguf", place - 8, struct.pack("<QIQ", rows, 8, 0))
     with pytest.raises(ForerunError, match="larger than the file"):
         read_header(file)
 

@@ -180,6 +180,8 @@ def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
 
 def _add_value(writer: Any, key: str, value: Any) -> None:
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    # The last one wins, so that a test can replace what the model says.
+    add[list] = writer.add_array
+    # The last one wins, so that a test can replace what the model says; None takes it away.
     writer.kv_data[0].pop(key, None)
-    add[type(value)](key, value)
+    if value is not None:
+        add[type(value)](key, value)

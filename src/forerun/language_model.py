@@ -98,7 +98,7 @@ class Generation:
     """One answer in the making: iterate over it for chunks.
 
     Stop iterating and come back later: it goes on where it was. Several generations advance together. `close` (or a
-    `with` block) frees its memory; so does reading it to the end, unless it was started with `keep`.
+    `with` block) frees its memory, as does dropping the last reference to it.
     """
 
     def __init__(self, model: LanguageModel, sequence: Running, progress: Progress) -> None:
@@ -187,6 +187,9 @@ class Generation:
     def close(self) -> None:
         """Free the memory it holds. It cannot be continued afterwards."""
         self.model.engine.release(self.sequence)
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from forerun import CheckReport
+    from forerun.inspection import CheckReport
 
 
 def check(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Generator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,12 +31,18 @@ from forerun.cli.options import (
     require_positive,
 )
 from forerun.cli.prompt import read_prompt
-from forerun.cli.statistics_line import interrupted_line, statistics_line
+from forerun.cli.statistics_line import statistics_line
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
 
 if TYPE_CHECKING:
-    from forerun import Chunk, Response
+    from forerun.language_model import Generation
+    from forerun.response import Response
+
+JSON_KEYS = (
+    *("text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
+    *("seconds", "tokens_per_second", "draft", "guaranteed", "seed"),
+)
 
 
 def generate(
@@ -173,6 +177,7 @@ def generate(
 
     import forerun
 
+    progress = terminal_progress(quiet)
     loaded = forerun.load(
         model,
         device=device,
@@ -180,16 +185,16 @@ def generate(
         quantize=quantize.value,
         max_context=max_context,
         draft_model=draft_model,
-        progress=terminal_progress(quiet),
+        progress=progress,
     )
-    chunks = forerun.stream(loaded, text, **options)
-    response = _collect(chunks) if as_json else _print_as_it_comes(chunks, quiet)
-    sampled, rejection = temperature > 0, accept is Acceptance.rejection
+    with forerun.stream(loaded, text, progress=progress, **options) as answer:
+        finished = _follow(answer, show=not as_json)
+        response = answer.response()
     if as_json:
-        print(json.dumps(response.to_dict(), ensure_ascii=False), flush=True)
-    elif not quiet:
-        print(statistics_line(response, sampled=sampled, rejection=rejection), file=sys.stderr)
-    _warn_if_not_guaranteed(response, model, by_choice=sampled and rejection)
+        _print_json(response)
+    _report(response, model, quiet=quiet or as_json, sampled=temperature > 0, rejection=accept is Acceptance.rejection)
+    if not finished:
+        raise KeyboardInterrupt
 
 
 def _refuse_contradictions(
@@ -217,49 +222,37 @@ def _check_sampling(sampling: Mapping[str, Any], lang_bias: str | None) -> None:
         parse_language_bias(lang_bias)
 
 
-def _collect(chunks: Generator[Chunk]) -> Response:
-    with closing(chunks):
-        for chunk in chunks:
-            if chunk.response is not None:
-                return chunk.response
-    raise AssertionError("the stream ended without a response")
-
-
-def _print_as_it_comes(chunks: Generator[Chunk], quiet: bool) -> Response:
-    """Write each piece of text at once; when interrupted, leave the terminal tidy and say how far it got."""
-    tokens = from_draft = 0
-    line_open = False
-    started = time.perf_counter()
-    with closing(chunks):
-        try:
-            for chunk in chunks:
+def _follow(answer: Generation, show: bool) -> bool:
+    """Write each piece of text at once. Ctrl-C ends the answer, not the report about it: then the result is False."""
+    last = "\n"
+    try:
+        for chunk in answer:
+            if show and chunk.text:
+                last = chunk.text[-1]
                 sys.stdout.write(chunk.text)
                 sys.stdout.flush()
-                line_open = not chunk.text.endswith("\n") if chunk.text else line_open
-                if chunk.response is not None:
-                    _end_line(line_open)
-                    return chunk.response
-                tokens += 1
-                from_draft += chunk.from_draft
-        except KeyboardInterrupt:
-            _end_line(line_open)
-            if not quiet:
-                print(interrupted_line(tokens, from_draft, time.perf_counter() - started), file=sys.stderr)
-            raise
-    raise AssertionError("the stream ended without a response")
-
-
-def _end_line(line_open: bool) -> None:
-    if line_open:
+        finished = True
+    except KeyboardInterrupt:
+        finished = False
+    if last != "\n":
         sys.stdout.write("\n")
-    sys.stdout.flush()
+        sys.stdout.flush()
+    return finished
 
 
-def _warn_if_not_guaranteed(response: Response, model: str, by_choice: bool) -> None:
-    """A broken promise is said even when quiet; one the user gave up by choosing `rejection` is not a surprise."""
-    if response.guaranteed or by_choice:
-        return
-    print(
-        f"forerun: WARNING: this text is NOT guaranteed to equal plain decoding here; see forerun check {model}",
-        file=sys.stderr,
-    )
+def _print_json(response: Response) -> None:
+    facts = response.to_dict()
+    print(json.dumps({key: facts[key] for key in JSON_KEYS}, ensure_ascii=False), flush=True)
+
+
+def _report(response: Response, model: str, *, quiet: bool, sampled: bool, rejection: bool) -> None:
+    """The line of statistics, and what went wrong. Only the former is silenced by --quiet."""
+    if not quiet:
+        print(statistics_line(response, sampled=sampled, rejection=rejection), file=sys.stderr)
+    for warning in response.warnings:
+        print(f"forerun: warning: {warning}", file=sys.stderr)
+    if not response.guaranteed and not rejection:  # who chose rejection gave the promise up
+        print(
+            f"forerun: WARNING: this text is NOT guaranteed to equal plain decoding here; see forerun check {model}",
+            file=sys.stderr,
+        )

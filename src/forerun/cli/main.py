@@ -6,12 +6,12 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
+from forerun import __version__
 from forerun.cli.check import check
 from forerun.cli.generate import generate
 from forerun.errors import ForerunError
@@ -63,18 +63,11 @@ def _overview(
 ) -> None:
     """Speculative decoding that gives exactly the text plain decoding would have given."""
     if version:
-        print(f"forerun {_version()}")
+        print(f"forerun {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(EXIT_BAD_INPUT)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("forerun")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _refuse(message: str) -> int:

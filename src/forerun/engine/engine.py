@@ -125,6 +125,8 @@ class Engine:
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two steps. Its state stays whole: `resume` goes on where it was."""
+        if sequence.status is Status.WAITING:
+            self.scheduler.waiting.remove(sequence)
         if sequence.status is not Status.FINISHED:
             sequence.finish("cancelled")
 
@@ -139,6 +141,7 @@ class Engine:
         sequence.finish_reason = None
         if sequence not in self.scheduler.active:
             sequence.status = Status.WAITING
+            self.scheduler.waiting.append(sequence)
         elif sequence.cache.parked is not None:
             sequence.status = Status.PARKED
         else:
@@ -152,12 +155,11 @@ class Engine:
     def unpause(self, sequence: Sequence) -> None:
         """Let a paused sequence take part again."""
         if sequence.status is Status.PAUSED:
-            sequence.status = Status.RUNNING
+            sequence.status = Status.RUNNING if sequence.cache.parked is None else Status.PARKED
 
     def release(self, sequence: Sequence) -> None:
         """Free everything a sequence holds."""
-        if sequence.status is not Status.FINISHED:
-            sequence.finish("cancelled")
+        self.cancel(sequence)
         self.scheduler.remove(sequence)
         for name in sequence.open_drafters:
             self.drafters[name].close(sequence.id)

@@ -45,18 +45,30 @@ class Scheduler:
         """Bring back parked sequences, oldest first, then start waiting ones in order."""
         for sequence in self.active:
             if sequence.status is Status.PARKED:
-                if sequence.cache.parked_pages + 1 > self.pool.free:
+                if not self._reclaim(sequence.cache.parked_pages + 1):
                     return  # nobody may overtake it
                 sequence.cache.unpark()
                 sequence.status = Status.RUNNING
-        while self.waiting and len(self.active) < self.max_sequences:
+        while self.waiting and self._busy() < self.max_sequences:
             sequence = self.waiting[0]
             tokens = self.reservation(len(sequence.request.prompt), sequence.request.max_tokens)
-            if self.pool.pages_for(tokens) > self.pool.free:
+            if not self._reclaim(self.pool.pages_for(tokens)):
                 return
             sequence.cache.grow(tokens)
             sequence.status = Status.PREFILL
             self.active.append(self.waiting.popleft())
+
+    def _busy(self) -> int:
+        return sum(s.status not in (Status.FINISHED, Status.PAUSED) for s in self.active)
+
+    def _reclaim(self, pages: int) -> bool:
+        """See that `pages` are free; whoever sits idle on some is moved to host memory."""
+        for sequence in self.active:
+            if self.pool.free >= pages:
+                break
+            if sequence.status in (Status.FINISHED, Status.PAUSED) and sequence.cache.pages:
+                sequence.cache.park()
+        return self.pool.free >= pages
 
     def prefilling(self) -> Sequence | None:
         """The oldest sequence whose prompt is not yet in the cache."""
@@ -68,7 +80,7 @@ class Scheduler:
 
     def make_room(self, sequence: Sequence, tokens: int) -> bool:
         """Let a sequence hold `tokens` tokens, parking the youngest others if need be. False when it cannot."""
-        while sequence.cache.missing(tokens) > self.pool.free:
+        while not self._reclaim(sequence.cache.missing(tokens)):
             others = [s for s in self.running() if s is not sequence]
             if not others:
                 return False
@@ -86,8 +98,6 @@ class Scheduler:
         """Forget a sequence and free its pages."""
         if sequence in self.active:
             self.active.remove(sequence)
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
         sequence.cache.release()
 
     @property

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from forerun.sample import noise
+from forerun.sample.choose import compiled_body
 from forerun.sample.parameters import SamplingParams
 
 Distribution = npt.NDArray[np.float64]
@@ -39,37 +40,45 @@ def accept_rejection(
 ) -> tuple[int, int]:
     """(drafts accepted, token that ends the round), so that the text is distributed as plain decoding's.
 
-    `p` [k + 1, V] are the target's probabilities of the rows, `q` [k, V] those the drafts were drawn from, by `draw` with
-    its default stream; None for deterministic drafts (q one-hot). `first_position` is the absolute index of the first
-    draft. How many drafts to check must be decided before they are drawn, else the result is biased.
+    `p` [k + 1, V] are the target's probabilities of the rows, `q` [k, V] those the drafts were drawn from, by `draw`
+    with its default stream; None for deterministic drafts (q one-hot). `first_position` is the absolute index of the
+    first draft. How many drafts to check must be decided before they are drawn, else the result is biased.
     """
     assert len(p) == len(drafts) + 1 and (q is None or len(q) == len(drafts))
     for j, draft in enumerate(drafts):
         position = first_position + j
-        p_draft = float(p[j, draft])
         q_draft = 1.0 if q is None else float(q[j, draft])
-        known = q is not None and 0 < q_draft < np.inf  # a draft q calls impossible was not drawn from q: one-hot
-        if noise.uniform(params.seed, params.choice, position, noise.ACCEPT) * (q_draft if known else 1.0) < p_draft:
+        known = q is not None and 0 < q_draft < np.inf  # a draft that q calls impossible was not drawn from q: one-hot
+        coin = noise.uniform(params.seed, params.choice, position, noise.ACCEPT)
+        if coin * (q_draft if known else 1.0) < float(p[j, draft]):  # coin < p / q
             continue
-        residual = _numpy(p[j]).copy()
-        if known:
-            assert q is not None
-            residual = np.maximum(residual - _numpy(q[j]), 0.0)
-        else:
-            residual[draft] = 0.0
-        if not residual.sum() > 0:  # p = q up to rounding: a rejection of that kind is a rounding error itself
-            residual = _numpy(p[j])
+        residual = _residual(_numpy(p[j]), _numpy(q[j]) if known and q is not None else None, draft)
         return j, _draw(residual, params, position, noise.RESIDUAL)
     return len(drafts), _draw(_numpy(p[len(drafts)]), params, first_position + len(drafts), noise.RESIDUAL)
 
 
+def _residual(p: Distribution, q: Distribution | None, draft: int) -> Distribution:
+    """max(0, p − q), not normalised: what a rejected position is drawn from. q None is one-hot at the draft."""
+    if q is None:
+        rest = p.copy()
+        rest[draft] = 0.0
+    else:
+        rest = np.maximum(p - q, 0.0)
+    # p = q up to rounding leaves nothing; then the rejection itself was a rounding error, and p is right
+    return rest if rest.max() > 0 else p
+
+
 def _numpy(distribution: torch.Tensor) -> Distribution:
-    result: Distribution = distribution.detach().to("cpu", torch.float64).numpy()
+    result: Distribution = distribution.detach().to("cpu", torch.float64).contiguous().numpy()
     return result
 
 
 def _draw(distribution: Distribution, params: SamplingParams, position: int, stream: int) -> int:
     """The winner of an exponential race: argmin(E / p) has the distribution p, as argmax(log p + gumbel) has."""
+    compiled = compiled_body()
+    if compiled is not None:
+        token: int = compiled.draw(distribution, params, position, stream)
+        return token
     ids = np.flatnonzero(distribution > 0)
     race = noise.exponential(params.seed, params.choice, position, ids, stream) / distribution[ids]
     return int(ids[race.argmin()])

@@ -1,8 +1,8 @@
 """`choose`: the token plain decoding would emit, for every row of a pass.
 
 Bias, suppression, grammar mask; repetition penalty (prompt and answer); presence and frequency (answer only);
-temperature; top-k; top-p; min-p; then argmax(l + T·g) with keyed Gumbel noise g, or the plain argmax at temperature 0. Ties
-go to the lower id, at a cut as well. A pure function of a row's logits and its `Row`.
+temperature; top-k; top-p; min-p; then argmax(l + T·g) with keyed Gumbel noise g, or the plain argmax at temperature 0.
+Ties go to the lower id, at a cut as well. A pure function of a row's logits and its `Row`.
 
 Two bodies choose the same tokens, to the bit: `compiled` (numba, CPU) and `reference` (torch, any device).
 """
@@ -19,7 +19,7 @@ from forerun.sample.row import Row
 
 
 @functools.cache
-def _compiled() -> ModuleType | None:
+def compiled_body() -> ModuleType | None:
     """The numba body, or None where numba is missing. Imported late: `--help` must not wait for a compiler."""
     try:
         from forerun.sample import compiled
@@ -31,7 +31,7 @@ def _compiled() -> ModuleType | None:
 def _body(logits: torch.Tensor, rows: Sequence[Row], vocab: int) -> ModuleType:
     assert logits.ndim == 2 and len(logits) == len(rows), "one row of logits [R, V] per Row"
     assert 0 < vocab <= min(logits.shape[1], LARGEST_VOCABULARY)
-    compiled = _compiled() if logits.device.type == "cpu" else None
+    compiled = compiled_body() if logits.device.type == "cpu" else None
     return reference if compiled is None else compiled
 
 

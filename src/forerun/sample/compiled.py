@@ -11,9 +11,12 @@ import torch
 
 from forerun.sample import kernels
 from forerun.sample.noise import split_seed
+from forerun.sample.parameters import SamplingParams
 from forerun.sample.processors import process_numpy
 from forerun.sample.reference import min_p_offset
 from forerun.sample.row import Row, check_best
+
+FEW = 16  # below this share of the row, noise per survivor is cheaper than noise for the whole row
 
 
 def _prepared(logits: torch.Tensor, rows: Sequence[Row], vocab: int) -> list[tuple[npt.NDArray[np.float32], int]]:
@@ -53,12 +56,20 @@ def choose(logits: torch.Tensor, rows: Sequence[Row], vocab: int) -> list[int]:
 def _sample(line: npt.NDArray[np.float32], best: int, row: Row, scratch: npt.NDArray[np.int64]) -> int:
     """argmax(l + T·g) over the survivors."""
     params = row.params
-    key = (np.uint64(row.position), np.uint64(params.choice), *map(np.uint64, split_seed(params.seed)))
-    if not params.filtered:
-        return int(kernels.pick_any(line, best, params.temperature, *key))
-    cut, cut_id = _cut(line, best, row, scratch)
-    survivors = scratch[0, : kernels.gather(line, cut, cut_id, scratch[0])]
-    return int(kernels.pick_some(line, survivors, best, params.temperature, *key))
+    key = _key(params, row.position)
+    cut, cut_id = np.float32(-np.inf), -1
+    if params.filtered:
+        cut, cut_id = _cut(line, best, row, scratch)
+        count = int(kernels.gather(line, cut, cut_id, scratch[0]))
+        if count < len(line) // FEW:
+            return int(kernels.pick_some(line, scratch[0, :count], best, params.temperature, *key))
+    return int(kernels.pick_any(line, best, params.temperature, cut, cut_id, *key))
+
+
+def _key(params: SamplingParams, position: int) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """Position, choice and the two words of the seed, typed for the kernels."""
+    low, high = split_seed(params.seed)
+    return np.uint64(position), np.uint64(params.choice), np.uint64(low), np.uint64(high)
 
 
 def probabilities(logits: torch.Tensor, rows: Sequence[Row], vocab: int) -> torch.Tensor:
@@ -72,3 +83,8 @@ def probabilities(logits: torch.Tensor, rows: Sequence[Row], vocab: int) -> torc
             cut, cut_id = _cut(line, best, row, scratch)
             kernels.spread(line, best, row.params.temperature, cut, cut_id, out[:vocab])
     return torch.from_numpy(result)
+
+
+def draw(distribution: npt.NDArray[np.float64], params: SamplingParams, position: int, stream: int) -> int:
+    """A token drawn from a distribution [V] with the keyed noise of `stream`."""
+    return int(kernels.race(distribution, np.uint64(stream), *_key(params, position)))

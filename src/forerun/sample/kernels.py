@@ -1,6 +1,7 @@
 """The numba kernels of `compiled`: serial, one row each, the arithmetic of `portable` step by step."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +30,17 @@ BLOCK = 256  # tokens looked at together
 LARGEST_GUMBEL = 22.88  # a little above −log(−log(1 − 2⁻³³))
 _LN2_UP = 0.69315  # a little above ln 2
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
 # No fastmath: it would let the compiler fuse or reorder, and the bits would no longer be those of `portable`.
-_kernel: Any = njit(cache=True, nogil=True, error_model="numpy")
+def _kernel(function: Function) -> Function:
+    compiled: Function = njit(cache=True, nogil=True, error_model="numpy")(function)
+    return compiled
 
 
 @_kernel
-def scaled_exp(x: float) -> float:
+def scaled_exp(x: float) -> Any:
     """portable.scaled_exp"""
     x = _LOWEST if x < _LOWEST else x
     k = np.floor(x * _LOG2_E + 0.5)
@@ -55,13 +61,13 @@ def scaled_exp(x: float) -> float:
 
 
 @_kernel
-def weight(x: float) -> int:
+def weight(x: float) -> Any:
     """portable.weights"""
     return np.float64(scaled_exp(x) + _TO_INTEGER).view(np.int64) & _MANTISSA
 
 
 @_kernel
-def log(x: float) -> float:
+def log(x: float) -> Any:
     """portable.log"""
     bits = np.float64(x).view(np.int64)
     exponent = bits >> _52
@@ -87,7 +93,7 @@ def log(x: float) -> float:
 
 @_kernel
 def fill_words(first: int, stream: Any, position: Any, choice: Any, k0: Any, k1: Any, words: Words) -> None:
-    """The Philox words of the tokens from id `first` (a multiple of 4) on, into `words`; its size is a multiple of 4."""
+    """The Philox words of the tokens from id `first` on, into `words`; `first` and its size are multiples of 4."""
     for n in range(len(words) // 4):
         c0, c1, c2, c3 = np.uint64((first >> 2) + n), position, choice, stream
         u0, u1 = k0, k1
@@ -114,9 +120,9 @@ def alive(logit: Any, token: int, cut: Any, cut_id: int) -> bool:
 
 
 @_kernel
-def any_from(row: Logits, start: int, stop: int, floor: float) -> bool:
+def any_from(row: Logits, start: int, stop: int, floor: float) -> Any:
     """Whether a logit in the range reaches the floor. A plain reduction, which the compiler turns into vectors."""
-    found = 0
+    found: Any = 0
     for i in range(start, stop):
         found |= np.int32(np.float64(row[i]) >= floor)
     return found != 0
@@ -126,12 +132,20 @@ def any_from(row: Logits, start: int, stop: int, floor: float) -> bool:
 def gather(row: Logits, cut: Any, cut_id: int, ids: Integers) -> int:
     """The ids of the prefix that ends with (cut, cut_id), ascending, into `ids`; returns their number."""
     count, size = 0, len(row)
-    for start in range(0, size, BLOCK):
-        stop = min(start + BLOCK, size)
-        if any_from(row, start, stop, cut):
-            for i in range(start, stop):
-                ids[count] = i  # overwritten unless it counts: no branch to mispredict
-                count += np.int64(alive(row[i], i, cut, cut_id))
+    whole = size - size % 16
+    for start in range(0, whole, 16):
+        found: Any = 0
+        for j in range(16):  # one vector comparison: most of a row is far below the cut
+            found |= np.int32(row[start + j] >= cut)
+        if found:
+            for i in range(start, start + 16):
+                if alive(row[i], i, cut, cut_id):
+                    ids[count] = i
+                    count += 1
+    for i in range(whole, size):
+        if alive(row[i], i, cut, cut_id):
+            ids[count] = i
+            count += 1
     return count
 
 
@@ -166,9 +180,9 @@ def prefix_end(row: Logits, ids: Integers, mass: Integers, target: int) -> Any:
 
 
 @_kernel
-def count_from(row: Logits, floor: float) -> int:
+def count_from(row: Logits, floor: float) -> Any:
     """How many logits reach the floor."""
-    count = 0
+    count: Any = 0
     for i in range(len(row)):
         count += np.int64(np.float64(row[i]) >= floor)
     return count
@@ -207,6 +221,12 @@ def mass_from(row: Logits, mass: Integers, floor: float) -> int:
 
 
 @_kernel
+def enough(total: Any, top_p: float) -> Any:
+    """The summed weight at which top-p is reached."""
+    return max(np.int64(1), np.int64(np.ceil(np.float64(total) * top_p)))
+
+
+@_kernel
 def top_p_cut(
     row: Logits, top: float, inverse: float, top_p: float, cut: Any, cut_id: int, ids: Integers, mass: Integers
 ) -> Any:
@@ -215,14 +235,11 @@ def top_p_cut(
     Without a top-k cut before it, only the logits near the top become candidates: just enough to reach top_p.
     """
     if cut_id >= 0:
-        count, total = gather(row, cut, cut_id, ids), np.int64(0)
+        count = gather(row, cut, cut_id, ids)
         for n in range(count):
             mass[n] = weight((np.float64(row[ids[n]]) - top) * inverse)
-            total += mass[n]
-        target = max(1, np.int64(np.ceil(np.float64(total) * top_p)))
-        return prefix_end(row, ids[:count], mass, target)
-    total = weigh(row, top, inverse, mass)
-    target = max(1, np.int64(np.ceil(np.float64(total) * top_p)))
+        return prefix_end(row, ids[:count], mass, enough(mass[:count].sum(), top_p))
+    target = enough(weigh(row, top, inverse, mass), top_p)
     reach = 3.0
     while reach < 50.0 and mass_from(row, mass, np.float64(np.float32(top - reach / inverse))) < target:
         reach *= 1.6
@@ -234,9 +251,7 @@ def top_p_cut(
 
 
 @_kernel
-def cut_row(
-    row: Logits, best: int, temperature: float, top_k: int, top_p: float, offset: float, scratch: Any
-) -> Any:
+def cut_row(row: Logits, best: int, temperature: float, top_k: int, top_p: float, offset: float, scratch: Any) -> Any:
     """The last survivor (logit, id) of top-k, top-p and min-p; `offset` is min-p as a distance from the best logit.
 
     `scratch` is int64 [2, V].
@@ -256,18 +271,18 @@ def cut_row(
 
 
 @_kernel
-def score(logit: Any, temperature: float, word: Any) -> float:
+def score(logit: Any, temperature: float, word: Any) -> Any:
     """l + T·g"""
     return np.float64(logit) + temperature * -log(-log((np.float64(word) + 0.5) * 2.0**-32))
 
 
 @_kernel
-def any_promising(row: Logits, start: int, stop: int, temperature: float, words: Words, highest: float) -> bool:
+def any_promising(row: Logits, start: int, stop: int, temperature: float, words: Words, highest: float) -> Any:
     """Whether l + T·g might reach `highest` for a token in the range; `words` begins at `start`.
 
     −log(−log u) ≤ −log(1 − u), and the bits of a double, read as a number, are a lower bound of its log2.
     """
-    found = 0
+    found: Any = 0
     scale = temperature * _LN2_UP * 2.0**-32
     for i in range(start, stop):
         rest = np.uint64((_MASK - words[i - start]) | _TO_INTEGER_BITS).view(np.float64) - (_TO_INTEGER - 0.5)
@@ -278,21 +293,23 @@ def any_promising(row: Logits, start: int, stop: int, temperature: float, words:
 
 
 @_kernel
-def pick_any(row: Logits, best: int, temperature: float, position: Any, choice: Any, k0: Any, k1: Any) -> int:
-    """argmax(l + T·g) over a row, equal scores to the lower id; logarithms only where they could change the result."""
+def pick_any(
+    row: Logits, best: int, temperature: float, cut: Any, cut_id: int, position: Any, choice: Any, k0: Any, k1: Any
+) -> int:
+    """argmax(l + T·g) over the survivors, equal scores to the lower id; logarithms only where they could matter."""
     size, reach, stream = len(row), temperature * LARGEST_GUMBEL, np.uint64(0)
     words = np.empty(BLOCK, dtype=np.uint64)
     fill_words(best & ~3, stream, position, choice, k0, k1, words[:4])
     chosen, highest = best, score(row[best], temperature, words[best & 3])
     for start in range(0, size, BLOCK):
         stop = min(start + BLOCK, size)
-        if not any_from(row, start, stop, highest - reach):
+        if not any_from(row, start, stop, max(np.float64(cut), highest - reach)):
             continue
         fill_words(start, stream, position, choice, k0, k1, words)
         if not any_promising(row, start, stop, temperature, words, highest):
             continue
         for i in range(start, stop):
-            if np.float64(row[i]) + reach >= highest:
+            if alive(row[i], i, cut, cut_id) and np.float64(row[i]) + reach >= highest:
                 value = score(row[i], temperature, words[i - start])
                 if value > highest or (value == highest and i < chosen):
                     chosen, highest = i, value
@@ -303,7 +320,7 @@ def pick_any(row: Logits, best: int, temperature: float, position: Any, choice: 
 def pick_some(
     row: Logits, ids: Integers, best: int, temperature: float, position: Any, choice: Any, k0: Any, k1: Any
 ) -> int:
-    """The same over the ascending `ids` only, `best` among them."""
+    """The same over a few survivors, given by their ascending ids."""
     reach, stream = temperature * LARGEST_GUMBEL, np.uint64(0)
     words = np.empty(4, dtype=np.uint64)
     fill_words(best & ~3, stream, position, choice, k0, k1, words)
@@ -331,3 +348,20 @@ def spread(row: Logits, best: int, temperature: float, cut: Any, cut_id: int, ou
             total += out[i]
     for i in range(len(row)):
         out[i] /= total
+
+
+@_kernel
+def race(distribution: npt.NDArray[np.float64], stream: Any, position: Any, choice: Any, k0: Any, k1: Any) -> int:
+    """argmin(E / p) with keyed exponential noise E, equal times to the lower id; −1 when nothing is positive."""
+    winner, fastest = -1, np.inf
+    words = np.empty(BLOCK, dtype=np.uint64)
+    filled = -1
+    for i in range(len(distribution)):
+        if distribution[i] > 0.0:
+            if i // BLOCK != filled:
+                filled = i // BLOCK
+                fill_words(filled * BLOCK, stream, position, choice, k0, k1, words)
+            time = -log((np.float64(words[i % BLOCK]) + 0.5) * 2.0**-32) / distribution[i]
+            if time < fastest:
+                winner, fastest = i, time
+    return winner

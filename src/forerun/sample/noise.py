@@ -27,13 +27,10 @@ def split_seed(seed: int) -> tuple[int, int]:
 def words(seed: int, choice: int, position: int, ids: npt.NDArray[np.int64], stream: int) -> npt.NDArray[np.int64]:
     """The 32-bit words of the given token ids [n], as int64."""
     low, high = split_seed(seed)
-    blocks = np.stack(portable.philox(ids >> 2, _full(ids, position), _full(ids, choice), _full(ids, stream), low, high))
-    chosen: npt.NDArray[np.int64] = np.take_along_axis(blocks, (ids & 3)[None], axis=0)[0]
+    counter = (ids >> 2, np.full_like(ids, position), np.full_like(ids, choice), np.full_like(ids, stream))
+    four = np.stack(portable.philox(*counter, low, high))  # [4, n]
+    chosen: npt.NDArray[np.int64] = np.take_along_axis(four, (ids & 3)[None], axis=0)[0]
     return chosen
-
-
-def _full(ids: npt.NDArray[np.int64], value: int) -> npt.NDArray[np.int64]:
-    return np.full_like(ids, value)
 
 
 def gumbel(

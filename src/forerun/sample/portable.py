@@ -1,8 +1,8 @@
 """exp, log and Philox4x32-10 from basic arithmetic, for numpy arrays and torch tensors alike.
 
-The exp and log of a maths library differ in the last bit between libraries, devices, and the vector and scalar forms of one
-library. Here every step is an IEEE operation that rounds one way everywhere (+, −, ·, /, floor, moving bits), so that numpy,
-torch on any device and `compiled` agree to the bit, wherever an element lies in a buffer.
+The exp and log of a maths library differ in the last bit between libraries, devices, and the vector and scalar forms
+of one library. Here every step is an IEEE operation that rounds one way everywhere (+, −, ·, /, floor, moving bits), so
+that numpy, torch on any device and `kernels` agree to the bit, wherever an element lies in a buffer.
 """
 
 import math

@@ -39,7 +39,7 @@ def edits(row: Row, vocab: int) -> Edits:
     params = row.params
     nothing = np.empty(0, dtype=np.int64)
     seen = answer_ids = nothing
-    amounts = np.empty(0, dtype=np.float64)
+    amounts: Floats = np.empty(0, dtype=np.float64)
     if params.repetition_penalty != 1:
         seen = row.history.seen(row.drafted)
         seen = seen[(seen >= 0) & (seen < vocab)]
@@ -47,7 +47,7 @@ def edits(row: Row, vocab: int) -> Edits:
         answer_ids, counts = row.history.answer(row.drafted)
         known = (answer_ids >= 0) & (answer_ids < vocab)
         answer_ids = answer_ids[known]
-        amounts = counts[known] * params.frequency_penalty + params.presence_penalty
+        amounts = counts[known].astype(np.float64) * params.frequency_penalty + params.presence_penalty
     named = int(np.searchsorted(params.bias_ids, vocab))  # sorted: those below the vocabulary come first
     return Edits(
         params.bias_ids[:named], params.bias_values[:named], seen, params.repetition_penalty, answer_ids, amounts

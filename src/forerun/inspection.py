@@ -1,0 +1,140 @@
+"""What `forerun check` tells: what was found, the memory plan, the exactness probe and its price."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.engine.probe import cancelling_rows
+from forerun.kernels.interface import Kernels
+from forerun.kernels.matrix import FloatMatrix, Matrix
+from forerun.language_model import LanguageModel
+from forerun.loading import load_model
+from forerun.models.layers.decoder import Decoder
+from forerun.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """One model on one machine."""
+
+    family: str
+    parameters: int
+    layers: int
+    hidden: int
+    vocab: int
+    context: int
+    dtype: str
+    weights_bytes: int
+    page_bytes: int
+    cache_tokens: int
+    cache_bytes: int
+    drafters: list[str]
+    probe: list[tuple[int, bool]]
+    guaranteed: bool
+    exactness_cost: float | None  # time of a plain step's products over the fastest products torch has at that precision
+    notes: list[str]
+
+
+def inspect_model(
+    model: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    quantize: str = "auto",
+    max_context: int | None = None,
+    progress: Progress | None = None,
+) -> CheckReport:
+    """Load a model and describe it."""
+    loaded = load_model(
+        model, device=device, dtype=dtype, quantize=quantize, max_context=max_context, progress=progress
+    )
+    with torch.inference_mode():
+        return describe(loaded)
+
+
+def describe(loaded: LanguageModel) -> CheckReport:
+    """The report of a loaded model."""
+    engine, decoder = loaded.engine, loaded.engine.model
+    config, pool = decoder.config, engine.pool
+    page_bytes = sum(
+        (layer.keys[0].numel() + layer.values[0].numel()) * layer.keys.element_size() for layer in pool.layers
+    )
+    notes = [f"products: {decoder.kernels.name}"]
+    if not loaded.probe.guaranteed:
+        notes.append(f"passes are narrowed to {loaded.probe.widest} rows: wider ones change bits on this machine")
+    return CheckReport(
+        family=config.family,
+        parameters=count_parameters(decoder),
+        layers=config.layers,
+        hidden=config.hidden,
+        vocab=config.vocab,
+        context=engine.context,
+        dtype=loaded.machine.describe(),
+        weights_bytes=decoder.weight_bytes,
+        page_bytes=page_bytes,
+        cache_tokens=pool.count * pool.page,
+        cache_bytes=pool.count * page_bytes,
+        drafters=list(engine.drafters),
+        probe=list(loaded.probe.widths),
+        guaranteed=loaded.probe.guaranteed,
+        exactness_cost=exactness_cost(decoder),
+        notes=notes,
+    )
+
+
+def count_parameters(decoder: Decoder) -> int:
+    """Weights of matrices and the embedding; a tied output matrix counts once."""
+    total = decoder.embedding.numel()
+    if not decoder.config.tied:
+        total += decoder.head.shape[0] * decoder.head.shape[1]
+    for layer in decoder.layers:
+        for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            total += matrix.shape[0] * matrix.shape[1]
+    return total
+
+
+def exactness_cost(decoder: Decoder) -> float | None:
+    """One row through one layer's products and the output matrix, ours over torch's fastest; CPU only."""
+    if decoder.device.type != "cpu":
+        return None
+    pairs = [(matrix, fastest_twin(matrix)) for matrix in decoder.matrices()]
+    ours, theirs = [], []
+    for _ in range(7):
+        ours.append(timed(lambda: [run_ours(decoder.kernels, matrix) for matrix, _ in pairs]))
+        theirs.append(timed(lambda: [run_theirs(twin) for _, twin in pairs]))
+    return min(ours) / min(theirs)
+
+
+def fastest_twin(matrix: Matrix) -> tuple[Tensor, Tensor | None]:
+    """A weight of the same shape for torch's own product: float32, or int8 with bfloat16 activations."""
+    if isinstance(matrix, FloatMatrix):
+        return matrix.weight, None
+    values = torch.randint(-127, 128, matrix.shape, dtype=torch.int8)
+    return values, torch.ones(matrix.shape[0], dtype=torch.bfloat16)
+
+
+def run_ours(kernels: Kernels, matrix: Matrix) -> Tensor:
+    """One row through our product."""
+    return kernels.linear(cancelling_rows(1, matrix.shape[1]), matrix, prefill=False)
+
+
+def run_theirs(twin: tuple[Tensor, Tensor | None]) -> Tensor:
+    """One row through torch's product."""
+    weight, scale = twin
+    row = cancelling_rows(1, weight.shape[1])
+    if scale is None:
+        return F.linear(row, weight)
+    return torch._weight_int8pack_mm(row.bfloat16(), weight, scale)
+
+
+def timed(work: object) -> float:
+    """Seconds one call takes."""
+    assert callable(work)
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

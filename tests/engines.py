@@ -1,0 +1,100 @@
+"""Small engines for tests: tiny pages and chunks, so that every border is crossed within a few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.cache.pages import PagePool
+from forerun.draft.lookup import Lookup
+from forerun.draft.model import ModelDrafter
+from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.engine.engine import Engine
+from forerun.engine.request import Request
+from forerun.engine.sequence import Sequence as Running
+from forerun.engine.sequence import Status
+from forerun.kernels.cpu import CpuKernels
+from forerun.models.families import build
+from forerun.models.layers.decoder import Decoder
+from forerun.progress import NullProgress
+from forerun.sample.parameters import SamplingParams
+from forerun.weights.checkpoint import open_checkpoint
+
+PAGE, CHUNK, VOCAB, CONTEXT = 8, 16, 290, 256
+CPU = torch.device("cpu")
+
+
+class NoText:
+    """For tests of tokens alone."""
+
+    def push(self, token: int) -> tuple[str, bool]:
+        return "", False
+
+    def flush(self) -> str:
+        return ""
+
+
+def decoder(folder: Path, quantize: bool) -> Decoder:
+    return build(open_checkpoint(folder), CpuKernels(quantize), CPU, torch.float32, NullProgress())
+
+
+def pool_for(model: Decoder, pages: int = 400) -> PagePool:
+    return PagePool(model.config.layout, model.config.layers, pages, PAGE, torch.float32, CPU)
+
+
+def engine(model: Decoder, *, draft_model: Decoder | None = None, pages: int = 400, **options: Any) -> Engine:
+    drafters: dict[str, Drafter] = {"lookup": Lookup()}
+    if draft_model is not None:
+        drafters["model"] = ModelDrafter(draft_model, pool_for(draft_model), VOCAB, CHUNK)
+    settings = {"vocab": VOCAB, "context": CONTEXT, "chunk": CHUNK, **options}
+    return Engine(model, pool_for(model, pages), drafters, **settings)
+
+
+def request(prompt: Sequence[int], *, max_tokens: int | None = 40, draft: str = "off", **options: Any) -> Request:
+    own = {name: options.pop(name) for name in ("draft_tokens", "accept", "stop_ids") if name in options}
+    return Request(tuple(prompt), SamplingParams(**options), max_tokens, draft=draft, **own)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def finish(engine: Engine, sequences: Sequence[Running], steps: int = 5000) -> None:
+    """Run until all are done; a hang fails."""
+    for _ in range(steps):
+        if all(s.status is Status.FINISHED for s in sequences):
+            return
+        engine.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def run(engine: Engine, *requests: Request) -> list[Running]:
+    """Submit all, run to the end, release; the answers stay readable."""
+    sequences = [engine.submit(r, NoText()) for r in requests]
+    finish(engine, sequences)
+    for sequence in sequences:
+        if sequence.error is not None:
+            raise sequence.error
+        engine.release(sequence)
+    engine.pool.check([s.cache for s in engine.scheduler.active])
+    return sequences
+
+
+class Scripted:
+    """A drafter that proposes what a function of the text so far says."""
+
+    def __init__(self, script: Any, name: str = "lookup") -> None:
+        self.name, self.script = name, script
+        self.texts: dict[int, list[int]] = {}
+
+    def open(self, sequence_id: int, tokens: list[int]) -> None:
+        self.texts[sequence_id] = list(tokens)
+
+    def observe(self, sequence_id: int, tokens: list[int], hidden: torch.Tensor | None) -> None:
+        self.texts[sequence_id] += tokens
+
+    def propose(self, wants: list[Want]) -> list[Draft]:
+        return [Draft(list(self.script(self.texts[want.sequence_id], want.depth))) for want in wants]
+
+    def close(self, sequence_id: int) -> None:
+        self.texts.pop(sequence_id, None)

@@ -1,0 +1,156 @@
+"""Fast CPU bodies against the reference, and rows against the same rows alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun.engine.probe import cancelling_rows, product_keeps_bits
+from forerun.kernels.cpu import CpuKernels
+from forerun.kernels.interface import HeadLayout, LayerPages, Span
+from forerun.kernels.matrix import Matrix
+from forerun.kernels.reference import ReferenceKernels
+
+SHAPES = [(30, 20), (88, 72), (64, 64), (960, 576), (131, 1000)]
+PAGE = 8
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_integer_products_equal_the_reference_to_the_bit(shape: tuple[int, int], bias: bool) -> None:
+    weight, offset = random(*shape), random(shape[0], seed=3) if bias else None
+    x = torch.cat([random(5, shape[1], seed=1), cancelling_rows(3, shape[1]), torch.zeros(1, shape[1])])
+    slow, packed, own = ReferenceKernels(True), CpuKernels(True), CpuKernels(True)
+    own.fbgemm = False  # the loop used on machines without fbgemm
+    expected = slow.linear(x, slow.matrix(weight, offset), False)
+    for fast in (packed, own):
+        for prefill in (False, True):
+            assert torch.equal(fast.linear(x, fast.matrix(weight, offset), prefill), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_digits_are_precise(shape: tuple[int, int]) -> None:
+    """14 bits of activation: the error of a product is that of the weights alone, but for one part in 8000."""
+    weight, x = random(*shape), random(6, shape[1], seed=1)
+    kernels = CpuKernels(True)
+    matrix = kernels.matrix(weight, None)
+    rounded = (weight / matrix.scale[:, None]).round() * matrix.scale[:, None]  # type: ignore[union-attr]
+    exact = x.double() @ rounded.double().T
+    error = (kernels.linear(x, matrix, False) - exact).norm() / exact.norm()
+    assert error < 2e-4
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float_products_agree(shape: tuple[int, int]) -> None:
+    weight, offset, x = random(*shape), random(shape[0], seed=3), random(7, shape[1], seed=1)
+    kernels = CpuKernels(False)
+    for prefill in (False, True):
+        out = kernels.linear(x, kernels.matrix(weight, offset), prefill)
+        torch.testing.assert_close(out, x @ weight.T + offset, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_keep_bits_at_every_width(quantize: bool, shape: tuple[int, int]) -> None:
+    kernels = CpuKernels(quantize)
+    matrix = kernels.matrix(random(*shape), None)
+    for width in range(1, 18):
+        assert product_keeps_bits(kernels, matrix, width, torch.device("cpu"), torch.float32)
+
+
+def test_the_probe_sees_a_changed_order_of_summation() -> None:
+    """A product that splits K for wide passes, as GEMM libraries do, must not pass."""
+
+    class Splitting(ReferenceKernels):
+        def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+            if len(x) < 4:
+                return super().linear(x, matrix, prefill)
+            weight, half = matrix.weight, x.shape[1] // 2  # type: ignore[union-attr]
+            return x[:, :half] @ weight[:, :half].T + x[:, half:] @ weight[:, half:].T
+
+    kernels = Splitting()
+    matrix = kernels.matrix(random(64, 256), None)
+    same = {w: product_keeps_bits(kernels, matrix, w, torch.device("cpu"), torch.float32) for w in (2, 3, 4, 8)}
+    assert same == {2: True, 3: True, 4: False, 8: False}
+
+
+@pytest.mark.parametrize("width", [16, 20, 72, 88])
+def test_norms_and_activations(width: int) -> None:
+    fast, slow = CpuKernels(False), ReferenceKernels()
+    x, weight = random(9, width) * 8, random(width, seed=2)
+    torch.testing.assert_close(fast.rms_norm(x, weight, 1e-5), slow.rms_norm(x, weight, 1e-5), atol=1e-5, rtol=1e-5)
+    both = random(9, 2 * width) * 30  # far tails of exp included
+    torch.testing.assert_close(fast.silu_mul(both), slow.silu_mul(both), atol=1e-5, rtol=1e-5)
+    for kernels in (fast, slow):
+        for row in range(9):
+            one = slice(row, row + 1)
+            assert torch.equal(kernels.rms_norm(x[one], weight, 1e-5), kernels.rms_norm(x, weight, 1e-5)[one])
+            assert torch.equal(kernels.silu_mul(both[one]), kernels.silu_mul(both)[one])
+
+
+def attention_case(size: int, seed: int = 0) -> tuple[HeadLayout, LayerPages, list[Span], Tensor]:
+    """Three sequences of different lengths; one of them crosses a page inside its rows."""
+    layout = HeadLayout(6, 2, size)
+    layer = LayerPages(random(12, 2, size, PAGE, seed=seed), random(12, 2, PAGE, size, seed=seed + 1))
+    tables = [[3, 1], [7, 2, 5, 0], [4]]
+    spans, start = [], 0
+    for table, position, count in zip(tables, [6, 25, 0], [5, 4, 1], strict=True):
+        spans.append(Span(start, count, position, torch.tensor(table, dtype=torch.int32)))
+        start += count
+    return layout, layer, spans, random(start, layout.width, seed=seed + 2)
+
+
+@pytest.mark.parametrize("size", [12, 16, 20, 64])
+@pytest.mark.parametrize("window", [0, 5, 11])
+def test_attention_agrees_and_keeps_bits(size: int, window: int) -> None:
+    layout, layer, spans, qkv = attention_case(size)
+    fast, slow = CpuKernels(False), ReferenceKernels()
+    twin = LayerPages(layer.keys.clone(), layer.values.clone())
+    cos, sin = random(len(qkv), size // 2, seed=8), random(len(qkv), size // 2, seed=9)
+    turned = qkv.clone()
+    fast.rotate(qkv, 0, 8, size, cos, sin)
+    slow.rotate(turned, 0, 8, size, cos, sin)
+    torch.testing.assert_close(qkv, turned, atol=1e-5, rtol=1e-5)
+    fast.store(qkv, layout, spans, layer)
+    slow.store(qkv, layout, spans, twin)
+    assert torch.equal(layer.keys, twin.keys) and torch.equal(layer.values, twin.values)
+    out = fast.attention(qkv, layout, spans, layer, window, False)
+    torch.testing.assert_close(out, slow.attention(qkv, layout, spans, layer, window, False), atol=1e-5, rtol=1e-5)
+    for span in spans:  # a row alone: same bits, whoever ran beside it
+        for offset in range(span.count):
+            row = span.start + offset
+            alone = [Span(0, 1, span.position + offset, span.pages)]
+            single = fast.attention(qkv[row : row + 1].clone(), layout, alone, layer, window, False)
+            assert torch.equal(single[0], out[row])
+    for span in spans:  # the prefill form is another routine for the same maths
+        rows = qkv[span.start : span.start + span.count]
+        chunk = fast.attention(rows, layout, [Span(0, span.count, span.position, span.pages)], layer, window, True)
+        torch.testing.assert_close(chunk, out[span.start : span.start + span.count], atol=1e-5, rtol=1e-5)
+
+
+def test_what_lies_beyond_a_row_does_not_reach_it() -> None:
+    """NaN in slots that are not yet written must not leak through a masked product."""
+    layout, layer, spans, qkv = attention_case(16)
+    kernels = CpuKernels(False)
+    clean = kernels.attention(qkv, layout, spans, layer, 0, False)
+    first = spans[0]
+    end = first.position + first.count
+    layer.keys[int(first.pages[end // PAGE]), :, :, end % PAGE :] = float("nan")
+    layer.values[int(first.pages[end // PAGE]), :, end % PAGE :] = float("nan")
+    assert torch.equal(kernels.attention(qkv, layout, spans, layer, 0, False), clean)
+
+
+def test_head_norm_touches_its_heads_only() -> None:
+    fast, slow = CpuKernels(False), ReferenceKernels()
+    x, weight = random(4, 60), random(12, seed=4)
+    mine, theirs = x.clone(), x.clone()
+    fast.head_norm(mine, 12, 3, weight, 1e-6)
+    slow.head_norm(theirs, 12, 3, weight, 1e-6)
+    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    assert torch.equal(mine[:, :12], x[:, :12]) and torch.equal(mine[:, 48:], x[:, 48:])
+    assert not torch.equal(mine[:, 12:48], x[:, 12:48])

@@ -1,0 +1,128 @@
+"""Decoders against transformers on tiny random models: full forward, chunked prefill, cached steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_model
+
+from forerun.cache.pages import PagePool, SequenceCache
+from forerun.errors import ForerunError
+from forerun.kernels.cpu import CpuKernels
+from forerun.kernels.interface import Span
+from forerun.kernels.reference import ReferenceKernels
+from forerun.models.families import build
+from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.rows import Pass
+from forerun.progress import NullProgress
+from forerun.weights.checkpoint import open_checkpoint
+
+LENGTH = 45
+ODD = {"hidden_size": 72, "intermediate_size": 88, "head_dim": 20}  # nothing here is a multiple of 16
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 10000.0,
+}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+CASES = {
+    "llama": ("llama", {}),
+    "llama odd sizes": ("llama", ODD),
+    "llama biases, tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama linear rope": ("llama", {"rope_parameters": LINEAR}),
+    "llama llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
+    "llama yarn rope": ("llama", {"rope_parameters": YARN, "max_position_embeddings": 128}),
+    "mistral window": ("mistral", {"sliding_window": 17}),
+    "mistral no window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 window": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "qwen3 odd sizes": ("qwen3", ODD),
+}
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def kernels(request: pytest.FixtureRequest) -> CpuKernels | ReferenceKernels:
+    return CpuKernels(quantize=False) if request.param == "cpu" else ReferenceKernels()
+
+
+def load(folder: Path, kernels: CpuKernels | ReferenceKernels) -> Decoder:
+    return build(open_checkpoint(folder), kernels, torch.device("cpu"), torch.float32, NullProgress())
+
+
+def run(model: Decoder, pool: PagePool, cache: SequenceCache, tokens: list[int], prefill: bool) -> torch.Tensor:
+    cache.grow(cache.length + len(tokens))
+    span = Span(0, len(tokens), cache.length, cache.table)
+    positions = torch.arange(cache.length, cache.length + len(tokens))
+    output = model.forward(Pass(torch.tensor(tokens), positions, [span], pool.layers, None, prefill))
+    cache.commit(len(tokens))
+    return output.logits
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.inference_mode()
+def test_logits_agree_with_transformers(case: str, kernels: CpuKernels | ReferenceKernels, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    family, overrides = CASES[case]
+    folder = tiny_model(tmp_path, family, **overrides)
+    tokens = torch.randint(0, 250, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.tensor([tokens])).logits[0]
+    model = load(folder, kernels)
+    pool = PagePool(model.config.layout, model.config.layers, 16, 8, torch.float32, torch.device("cpu"))
+    whole = run(model, pool, SequenceCache(pool), tokens, prefill=True)
+    torch.testing.assert_close(whole, oracle, atol=1e-4, rtol=0)
+    # Chunked prefill, then steps of width 1, 4 and the rest, over page borders.
+    cache, parts, start = SequenceCache(pool), [], 0
+    for stop, prefill in [(16, True), (21, True), (22, False), (26, False), (27, False), (LENGTH, False)]:
+        parts.append(run(model, pool, cache, tokens[start:stop], prefill))
+        start = stop
+    torch.testing.assert_close(torch.cat(parts), oracle, atol=1e-4, rtol=0)
+
+
+def test_missing_leftover_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_model(tmp_path, "llama")
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+
+    def broken(changed: dict[str, torch.Tensor]) -> str:
+        save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ForerunError) as caught:
+            load(folder, ReferenceKernels())
+        return str(caught.value)
+
+    assert name in broken({key: value for key, value in weights.items() if key != name})
+    assert "model.layers.0.strange" in broken({**weights, "model.layers.0.strange": torch.ones(2)})
+    assert name in broken({**weights, name: torch.ones(3, 3)})
+
+
+def test_unknown_family_and_rope_are_refused_by_name(tmp_path: Path) -> None:
+    import json
+
+    folder = tiny_model(tmp_path, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    with pytest.raises(ForerunError, match="mamba"):
+        load(folder, ReferenceKernels())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": {"rope_type": "longrope"}}))
+    with pytest.raises(ForerunError, match="longrope"):
+        load(folder, ReferenceKernels())
+
+
+def test_models_call_no_product_of_their_own() -> None:
+    """One place where bits are kept: products and attention are called from kernels/ only."""
+    import re
+
+    import forerun.models
+
+    banned = re.compile(r"matmul|\.mm\(|bmm\(|F\.linear|einsum|scaled_dot_product|baddbmm| @ ")
+    for file in Path(forerun.models.__path__[0]).rglob("*.py"):
+        assert not banned.search(file.read_text()), f"{file.name} multiplies by itself"
