@@ -78,6 +78,7 @@ class LanguageModel:
             suppress=frozenset(suppress or ()),
             seed=fresh_seed() if seed is None else seed,
         )
+        sampling.check_vocabulary(self.engine.vocab)
         tokens = encode_prompt(self.tokenizer, prompt, system, raw)
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
         request = Request(
@@ -166,7 +167,7 @@ class Generation:
             },
             tokens_per_second=decoded / counters.decode_seconds if counters.decode_seconds else 0.0,
             draft=sequence.policy.arm or "off",
-            guaranteed=self.model.probe.guaranteed and sequence.request.accept == "coupled",
+            guaranteed=self.model.probe.guaranteed and sequence.request.same_tokens,
             seed=sequence.request.sampling.seed,
             warnings=list(sequence.warnings),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,10 @@ def load_model(
     progress = progress or NullProgress()
     machine = plan_machine(device, dtype, quantize)
     folder = find(model, progress=progress)
-    tokenizer = load_tokenizer(folder)
-    decoder = load_decoder(folder, machine, progress)
+    with ThreadPoolExecutor(1) as beside:  # importing transformers takes as long as packing a small model
+        reading = beside.submit(load_tokenizer, folder)
+        decoder = load_decoder(folder, machine, progress)
+        tokenizer = reading.result()
     context = context_size(decoder, max_context)
     vocab = min(len(tokenizer), decoder.config.vocab)
     pool = make_pool(decoder, context)

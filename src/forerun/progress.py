@@ -42,5 +42,5 @@ class NullTask:
 class NullProgress:
     """The default: quiet."""
 
-    def task(self, name: str, total: int | None = None) -> NullTask:
+    def task(self, name: str, total: int | None = None) -> NullTask:  # noqa: ARG002
         return NullTask()

@@ -16,6 +16,7 @@ class PagePool:
     def __init__(
         self, layout: HeadLayout, layers: int, pages: int, page: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        assert page & (page - 1) == 0, "attention halves pages"
         self.page, self.count, self.device = page, pages, device
         keys = (pages, layout.kv_heads, layout.size, page)
         values = (pages, layout.kv_heads, page, layout.size)

@@ -84,9 +84,10 @@ def _print_report(report: CheckReport) -> None:
 
     # Without a terminal rich would wrap at 80 columns; whoever reads a pipe wants whole lines.
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
-    console.print(_model_table(report))
-    console.print(_memory_table(report))
-    console.print(_probe_table(report))
+    for table in (_model_table(report), _memory_table(report), _probe_table(report)):
+        if not console.is_terminal:
+            table.box = None  # columns without lines, for grep and friends
+        console.print(table)
     for note in report.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     _print_verdict(console, report)
@@ -94,7 +95,9 @@ def _print_report(report: CheckReport) -> None:
 
 def _print_verdict(console: Console, report: CheckReport) -> None:
     if report.exactness_cost is not None:
-        console.print(f"exactness costs {100 * report.exactness_cost:.0f} % of a plain step")
+        console.print(
+            f"price of exactness: a plain step's products take {report.exactness_cost:.2f} × the fastest ones"
+        )
     if report.guaranteed:
         console.print("same text as plain decoding: guaranteed", style="bold green")
         return

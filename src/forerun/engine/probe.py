@@ -61,34 +61,46 @@ def product_keeps_bits(kernels: Kernels, matrix: Matrix, width: int, device: tor
 
 def probe(model: Decoder, pool: PagePool, widths: list[int]) -> ProbeResult:
     """Try every width in `widths`, products on cancelling pairs first and then the whole model."""
-    kernels, results = model.kernels, []
+    kernels, widths, results = model.kernels, sorted(widths), []
     matrices = list({matrix.shape: matrix for matrix in model.matrices()}.values())
-    alone = walk(model, pool, max(widths), 1)
-    for width in sorted(widths):
-        same = all(product_keeps_bits(kernels, m, width, model.device, model.dtype) for m in matrices)
-        same = same and torch.equal(walk(model, pool, max(widths), width), alone)
-        results.append((width, same))
+    with_caches = [SequenceCache(pool), SequenceCache(pool)]
+    try:
+        walk = Walk(model, pool, *with_caches, rows=widths[-1])
+        for width in widths:
+            same = all(product_keeps_bits(kernels, m, width, model.device, model.dtype) for m in matrices)
+            results.append((width, same and walk.keeps_bits(width)))
+    finally:
+        for cache in with_caches:
+            cache.release()
     return ProbeResult(tuple(results))
 
 
-def walk(model: Decoder, pool: PagePool, rows: int, width: int) -> Tensor:
-    """Logits of the first `rows` tokens of two sequences of different lengths, `width` rows of each per pass."""
-    vocab = model.config.vocab
-    caches = [SequenceCache(pool) for _ in range(2 if width > 1 else 1)]
-    logits = []
-    try:
-        for offset, cache in enumerate(caches):
-            cache.grow(rows + 3 * offset)
-            if offset:  # the neighbour is ahead, so that lengths in a pass are mixed
-                step(model, pool, [cache], [[7 % vocab] * 3])
-        for start in range(0, rows, width):
-            tokens = [(31 * position + 5) % vocab for position in range(start, min(start + width, rows))]
-            output = step(model, pool, caches, [tokens, [token // 2 for token in tokens]][: len(caches)])
-            logits.append(output[: len(tokens)])
-    finally:
-        for cache in caches:
-            cache.release()
-    return torch.cat(logits)
+class Walk:
+    """A sequence that goes one token at a time over the border of a page, and again in wide passes beside another."""
+
+    def __init__(
+        self, model: Decoder, pool: PagePool, cache: SequenceCache, neighbour: SequenceCache, rows: int
+    ) -> None:
+        self.model, self.pool, self.cache, self.neighbour = model, pool, cache, neighbour
+        vocab = model.config.vocab
+        self.start = max(1, pool.page - rows // 2)
+        self.tokens = [(31 * n + 5) % vocab for n in range(self.start + rows)]
+        cache.grow(len(self.tokens))
+        neighbour.grow(rows + 3)
+        step(model, pool, [cache], [self.tokens[: self.start]])
+        step(model, pool, [neighbour], [[7 % vocab] * 3])
+        self.alone = torch.cat([step(model, pool, [cache], [[token]]) for token in self.tokens[self.start :]])
+
+    def keeps_bits(self, width: int) -> bool:
+        """Rows of one wide pass against the same rows one by one; lengths in the pass are mixed, places vary."""
+        self.cache.length, self.neighbour.length = self.start, 3
+        mine = self.tokens[self.start : self.start + width]
+        other = [token // 2 for token in mine]
+        if width % 2:
+            logits = step(self.model, self.pool, [self.neighbour, self.cache], [other, mine])[width:]
+        else:
+            logits = step(self.model, self.pool, [self.cache, self.neighbour], [mine, other])[:width]
+        return torch.equal(logits, self.alone[:width])
 
 
 def step(model: Decoder, pool: PagePool, caches: list[SequenceCache], tokens: list[list[int]]) -> Tensor:

@@ -40,3 +40,8 @@ class Request:
             raise ForerunError(f"accept must be one of {', '.join(ACCEPT_CHOICES)}, not {self.accept!r}")
         if self.draft_tokens is not None and not 0 <= self.draft_tokens <= MAX_DEPTH:
             raise ForerunError(f"draft tokens must be 0 to {MAX_DEPTH} or auto, not {self.draft_tokens}")
+
+    @property
+    def same_tokens(self) -> bool:
+        """Are the tokens those of plain decoding, and not only their distribution?"""
+        return self.accept == "coupled" or self.sampling.temperature == 0

@@ -1,7 +1,8 @@
 """CPU loops compiled by numba. Every row runs the same instructions whatever runs beside it.
 
 Rules that keep bits: no loop over one row depends on another row; reductions have trip counts fixed by the model
-or by the row's own position; `exp` is our own polynomial, so that vector and scalar forms cannot differ.
+or by the row's own position; `exp` is our own polynomial, so that vector and scalar forms cannot differ. The numpy error
+model keeps checks for division by zero, which would prevent vectorising, out of the loops.
 """
 
 from __future__ import annotations
@@ -39,17 +40,19 @@ def float_of_bits(typing: Any, bits: Any) -> Any:  # noqa: ARG001
     return types.float32(types.int32), generate
 
 
-@njit(cache=True, fastmath=CONTRACT, inline="always")
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
 def exponential(x):  # type: ignore[no-untyped-def]
     """e^x in float32; flushes to about 1e-38 below -87."""
-    x = min(max(x, LOWEST), HIGHEST)
+    # Not min and max: their care for NaN keeps the loop from being vectorised.
+    x = x if x > LOWEST else LOWEST
+    x = x if x < HIGHEST else HIGHEST
     n = np.floor(x * LOG2E + HALF)
     f = (x - n * LN2_HIGH) - n * LN2_LOW
     p = ((((((C7 * f + C6) * f + C5) * f + C4) * f + C3) * f + C2) * f + ONE) * f + ONE
     return p * float_of_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
-@njit(cache=True, fastmath=REASSOCIATE, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=REASSOCIATE, nogil=True)
 def rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
     """out[r] = x[r] / rms(x[r]) · weight, for x [rows, width]."""
     width = x.shape[1]
@@ -62,7 +65,7 @@ def rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
             out[r, i] = (x[r, i] * factor) * weight[i]
 
 
-@njit(cache=True, fastmath=REASSOCIATE, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=REASSOCIATE, nogil=True)
 def head_norm(x, first, heads, weight, eps):  # type: ignore[no-untyped-def]
     """RMS norm in place of `heads` heads that start at column `first` of x [rows, columns]."""
     size = weight.shape[0]
@@ -77,7 +80,7 @@ def head_norm(x, first, heads, weight, eps):  # type: ignore[no-untyped-def]
                 x[r, start + i] = (x[r, start + i] * factor) * weight[i]
 
 
-@njit(cache=True, fastmath=CONTRACT, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
 def silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
     """out = silu(gate) · up for gate_up [rows, 2·width], gate first."""
     width = out.shape[1]
@@ -89,26 +92,33 @@ def silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
             target[i] = gate[i] / (ONE + exponential(-gate[i])) * up[i]
 
 
-@njit(cache=True, fastmath=CONTRACT, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
 def split_digits(x, digits, scale):  # type: ignore[no-untyped-def]
     """Rows of x [rows, width] as two 7-bit digits: digits [2·rows, width], high digits first; scale [rows]."""
     rows, width = x.shape
     for r in range(rows):
-        largest = ZERO
+        row = x[r]
+        high_digits = digits[r]
+        low_digits = digits[rows + r]
+        bits = row.view(np.int32)
+        highest = np.int32(0)
         for i in range(width):
-            largest = max(largest, abs(x[r, i]))
+            # Sizes of floats compare like their bits without the sign, and integer maxima are vectorised.
+            size = np.int32(bits[i] & np.int32(0x7FFFFFFF))
+            highest = size if size > highest else highest
+        largest = float_of_bits(highest)
         if largest == ZERO:
             largest = ONE
         factor = np.float32(8127) / largest
         scale[r] = largest / np.float32(8127)
         for i in range(width):
-            whole = np.rint(x[r, i] * factor)
-            high = np.rint(whole / np.float32(128))
-            digits[r, i] = high
-            digits[rows + r, i] = whole - high * np.float32(128)
+            whole = np.rint(row[i] * factor)
+            high = np.rint(whole * np.float32(0.0078125))  # 1/128: exact, as a division by it is
+            high_digits[i] = high
+            low_digits[i] = whole - high * np.float32(128)
 
 
-@njit(cache=True, fastmath=CONTRACT, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
 def join_digits(product, scale, weight_scale, out):  # type: ignore[no-untyped-def]
     """out = (128 · high + low) · row scale · weight scale, for product [2·rows, width]."""
     rows, width = out.shape
@@ -121,7 +131,7 @@ def join_digits(product, scale, weight_scale, out):  # type: ignore[no-untyped-d
             target[i] = (high[i] * np.float32(128) + low[i]) * (row_scale * weight_scale[i])
 
 
-@njit(cache=True, nogil=True, parallel=True)
+@njit(cache=True, error_model="numpy", nogil=True, parallel=True)
 def int_product(digits, weight, out):  # type: ignore[no-untyped-def]
     """out [rows, n] = digits [rows, k] · weight [n, k]ᵀ in exact integers; for CPUs without fbgemm."""
     rows, width = digits.shape
@@ -137,7 +147,7 @@ def int_product(digits, weight, out):  # type: ignore[no-untyped-def]
                 out[r, n] = np.float32(total)
 
 
-@njit(cache=True, nogil=True, parallel=True, fastmath=REASSOCIATE)
+@njit(cache=True, error_model="numpy", nogil=True, parallel=True, fastmath=REASSOCIATE)
 def float_product(x, weight, out):  # type: ignore[no-untyped-def]
     """out [rows, n] = x [rows, k] · weight [n, k]ᵀ, one dot product per element, always in the same order."""
     rows, width = x.shape
@@ -153,7 +163,7 @@ def float_product(x, weight, out):  # type: ignore[no-untyped-def]
                 out[r, n] = total
 
 
-@njit(cache=True, fastmath=CONTRACT, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
 def add_columns(out, bias):  # type: ignore[no-untyped-def]
     """out += bias, for out [rows, width]."""
     for r in range(out.shape[0]):
@@ -162,7 +172,7 @@ def add_columns(out, bias):  # type: ignore[no-untyped-def]
             target[i] += bias[i]
 
 
-@njit(cache=True, fastmath=CONTRACT, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
 def rotate(x, first, heads, size, cos, sin):  # type: ignore[no-untyped-def]
     """Rotary embedding in place; the rotated part of a head is 2·cos.shape[1] wide, halves paired."""
     half = cos.shape[1]
@@ -177,7 +187,7 @@ def rotate(x, first, heads, size, cos, sin):  # type: ignore[no-untyped-def]
                 b[i] = right * cos[r, i] + left * sin[r, i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, error_model="numpy", nogil=True)
 def store(x, key_column, value_column, start, count, position, pages, keys, values):  # type: ignore[no-untyped-def]
     """Write rows [start, start+count) of one sequence into its pages, from `position` on.
 
@@ -194,7 +204,51 @@ def store(x, key_column, value_column, start, count, position, pages, keys, valu
                 values[target, h, slot, i] = x[start + r, value_column + h * size + i]
 
 
-@njit(cache=True, fastmath=CONTRACT, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
+def add_lines(factor, lines, begin, stop, acc):  # type: ignore[no-untyped-def]
+    """acc [n] += Σ factor[j] · lines[j] over begin ≤ j < stop, in order of j; eight at a time spare loads and stores."""
+    whole = begin + (stop - begin) // 8 * 8
+    for j in range(begin, whole, 8):
+        f0, f1, f2, f3 = factor[j], factor[j + 1], factor[j + 2], factor[j + 3]
+        f4, f5, f6, f7 = factor[j + 4], factor[j + 5], factor[j + 6], factor[j + 7]
+        for i in range(acc.shape[0]):
+            # Indexed in full: a slice per line would cost two atomic reference counts.
+            total = ((acc[i] + f0 * lines[j, i]) + f1 * lines[j + 1, i]) + f2 * lines[j + 2, i]
+            total = ((total + f3 * lines[j + 3, i]) + f4 * lines[j + 4, i]) + f5 * lines[j + 5, i]
+            acc[i] = (total + f6 * lines[j + 6, i]) + f7 * lines[j + 7, i]
+    for j in range(whole, stop):
+        f0 = factor[j]
+        for i in range(acc.shape[0]):
+            acc[i] += f0 * lines[j, i]
+
+
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
+def highest_of(values, halves):  # type: ignore[no-untyped-def]
+    """The maximum of values, whose number is a power of two, by halving: vectors instead of a chain."""
+    half = values.shape[0] // 2
+    for j in range(half):
+        halves[j] = values[j] if values[j] > values[j + half] else values[j + half]
+    while half > 1:
+        half //= 2
+        for j in range(half):
+            halves[j] = halves[j] if halves[j] > halves[j + half] else halves[j + half]
+    return halves[0]
+
+
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
+def sum_of(values, halves):  # type: ignore[no-untyped-def]
+    """The sum of values, added in the same tree always."""
+    half = values.shape[0] // 2
+    for j in range(half):
+        halves[j] = values[j] + values[j + half]
+    while half > 1:
+        half //= 2
+        for j in range(half):
+            halves[j] += halves[j + half]
+    return halves[0]
+
+
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
 def attend(x, start, count, position, pages, keys, values, scale, window, out):  # type: ignore[no-untyped-def]
     """Causal attention of rows [start, start+count) of one sequence; queries are the first columns of x.
 
@@ -204,6 +258,7 @@ def attend(x, start, count, position, pages, keys, values, scale, window, out): 
     kv_heads, size, page = keys.shape[1:]
     group = (out.shape[1] // size) // kv_heads
     score = np.empty(page, np.float32)
+    halves = np.empty(page, np.float32)
     best = np.empty((count, group), np.float32)
     weight = np.empty((count, group), np.float32)
     gathered = np.empty((count, group, size), np.float32)
@@ -228,14 +283,10 @@ def attend(x, start, count, position, pages, keys, values, scale, window, out): 
                 for g in range(group):
                     query = x[start + r, (h * group + g) * size : (h * group + g + 1) * size]
                     score[:] = ZERO
-                    for i in range(size):
-                        q = query[i] * scale
-                        line = key[i]
-                        for j in range(page):
-                            score[j] += q * line[j]
-                    top = best[r, g]
-                    for j in range(begin, stop):
-                        top = max(top, score[j])
+                    add_lines(query, key, 0, size, score)  # key is [size, page]: all scores of the page at once
+                    for j in range(page):
+                        score[j] = score[j] * scale if begin <= j < stop else MINUS_INFINITY
+                    top = max(best[r, g], highest_of(score, halves))
                     acc = gathered[r, g]
                     if top > best[r, g]:
                         shrink = ZERO
@@ -245,16 +296,10 @@ def attend(x, start, count, position, pages, keys, values, scale, window, out): 
                         for i in range(size):
                             acc[i] *= shrink
                         best[r, g] = top
-                    for j in range(begin, stop):
-                        score[j] = exponential(score[j] - top)
-                    total = weight[r, g]
-                    for j in range(begin, stop):
-                        total += score[j]
-                        share = score[j]
-                        line = value[j]
-                        for i in range(size):
-                            acc[i] += share * line[i]
-                    weight[r, g] = total
+                    for j in range(page):
+                        score[j] = exponential(score[j] - top) if begin <= j < stop else ZERO
+                    weight[r, g] += sum_of(score, halves)
+                    add_lines(score, value, begin, stop, acc)
         for r in range(count):
             for g in range(group):
                 factor = ONE / weight[r, g]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,6 +15,7 @@ from forerun.kernels.interface import HeadLayout, LayerPages, Span
 from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix, round_to_int8
 from forerun.kernels.prefill import prefill_attention
 
+fbgemm_product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op  # skips a slow wrapper
 ZERO_POINT = 64  # moves digits from −64…64 to the unsigned bytes fbgemm multiplies
 
 
@@ -38,19 +40,18 @@ class CpuKernels:
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
         if isinstance(matrix, FloatMatrix):
             return self._float_linear(x, matrix, prefill)
-        rows, columns = len(x), matrix.shape[0]
+        rows, columns = x.shape[0], matrix.shape[0]
         digits = torch.empty(2 * rows, matrix.shape[1])
-        scale = torch.empty(rows)
-        compiled.split_digits(x.numpy(), digits.numpy(), scale.numpy())
+        scale = np.empty(rows, np.float32)
+        compiled.split_digits(x.numpy(), digits.numpy(), scale)
         if matrix.packed is not None:
-            op = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-            product = op(digits, 1.0, ZERO_POINT, matrix.packed)
+            product = fbgemm_product(digits, 1.0, ZERO_POINT, matrix.packed)
         else:
             assert matrix.values is not None
             product = torch.empty(2 * rows, columns)
             compiled.int_product(digits.to(torch.int16).numpy(), matrix.values.numpy(), product.numpy())
         out = torch.empty(rows, columns)
-        compiled.join_digits(product.numpy(), scale.numpy(), matrix.scale.numpy(), out.numpy())
+        compiled.join_digits(product.numpy(), scale, matrix.scale.numpy(), out.numpy())
         return self._with_bias(out, matrix)
 
     def _float_linear(self, x: Tensor, matrix: FloatMatrix, prefill: bool) -> Tensor:
@@ -67,11 +68,11 @@ class CpuKernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
-        compiled.rms_norm(x.numpy(), weight.numpy(), compiled.np.float32(eps), out.numpy())
+        compiled.rms_norm(x.numpy(), weight.numpy(), np.float32(eps), out.numpy())
         return out
 
     def head_norm(self, x: Tensor, first: int, heads: int, weight: Tensor, eps: float) -> None:
-        compiled.head_norm(x.numpy(), first, heads, weight.numpy(), compiled.np.float32(eps))
+        compiled.head_norm(x.numpy(), first, heads, weight.numpy(), np.float32(eps))
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
@@ -96,7 +97,7 @@ class CpuKernels:
             return prefill_attention(qkv, layout, span, layer, window).contiguous()
         out = torch.zeros(len(qkv), layout.key_column)
         rows, keys, values, target = qkv.numpy(), layer.keys.numpy(), layer.values.numpy(), out.numpy()
-        scale = compiled.np.float32(layout.size**-0.5)
+        scale = np.float32(layout.size**-0.5)
         for s in spans:
             pages = s.pages.numpy()
             compiled.attend(rows, s.start, s.count, s.position, pages, keys, values, scale, window, target)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.errors import ForerunError
+
 # Activations are split into two signed 7-bit digits, x ≈ scale · (128 · high + low): 14 bits, and no
 # pair of products can saturate the 16-bit accumulators of CPUs that lack VNNI.
 DIGIT = 128
@@ -52,6 +54,8 @@ def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Symmetric rounding per output row: returns int8 values [out, in] and float32 scales [out]."""
     weight = weight.float()
     scale = weight.abs().amax(dim=1) / 127
+    if not bool(scale.isfinite().all()):
+        raise ForerunError("the weights hold values that are infinite or not a number: the checkpoint is broken")
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     return (weight / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
 

@@ -1,4 +1,7 @@
-"""The numba kernels of `compiled`: serial, one row each, the arithmetic of `portable` step by step."""
+"""The numba kernels of `compiled`: serial, one row each, the arithmetic of `portable` step by step.
+
+numba keeps compiled code by the date of this file alone: after a change of a constant in `portable`, touch this file.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -35,7 +38,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # No fastmath: it would let the compiler fuse or reorder, and the bits would no longer be those of `portable`.
 def _kernel(function: Function) -> Function:
-    compiled: Function = njit(cache=True, nogil=True, error_model="numpy")(function)
+    compiled: Function
+    try:
+        compiled = njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # no folder to keep compiled code in: compile at every start
+        compiled = njit(nogil=True, error_model="numpy")(function)
     return compiled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from forerun.models.layers.rope import Rope
 from forerun.models.layers.rows import Output, Pass
 from forerun.progress import Progress
 from forerun.weights.checkpoint import Checkpoint
+
+PACKERS = 2  # packing a matrix runs on one core
 
 
 @dataclass(slots=True)
@@ -48,9 +51,9 @@ class Decoder:
         loader = Loader(config, kernels, checkpoint, device, dtype)
         self.embedding = checkpoint.take("model.embed_tokens.weight", (config.vocab, config.hidden)).to(device)
         self.layers = []
-        with progress.task("loading weights", config.layers + 1) as task:
-            for index in range(config.layers):
-                self.layers.append(loader.layer(index))
+        with progress.task("loading weights", config.layers + 1) as task, ThreadPoolExecutor(PACKERS) as packers:
+            for layer in packers.map(loader.layer, range(config.layers)):
+                self.layers.append(layer)
                 task.advance()
             self.norm = loader.vector("model.norm.weight", config.hidden)
             head = self.embedding if config.tied else None

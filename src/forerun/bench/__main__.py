@@ -1,0 +1,5 @@
+"""`python -m forerun.bench`."""
+
+from forerun.bench.engine import main
+
+main()

@@ -1,0 +1,87 @@
+"""The probe passes where rows are independent, and fails, narrows and says so where they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engines import CPU, decoder, engine, pool_for, request, run
+from tiny import tiny_model
+from torch import Tensor
+
+import forerun
+from forerun.engine.probe import probe
+from forerun.kernels.cpu import CpuKernels
+from forerun.kernels.interface import HeadLayout, LayerPages, Span
+from forerun.kernels.matrix import Matrix
+from forerun.kernels.reference import ReferenceKernels
+from forerun.models.families import build
+from forerun.models.layers.decoder import Decoder
+from forerun.progress import NullProgress
+from forerun.weights.checkpoint import open_checkpoint
+
+WIDTHS = [2, 3, 4, 5, 8, 12, 16]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("m"), "llama", hidden_size=72, intermediate_size=88, head_dim=20)
+
+
+@torch.inference_mode()
+def probed(folder: Path, kernels: ReferenceKernels | CpuKernels) -> dict[int, bool]:
+    model = build(open_checkpoint(folder), kernels, CPU, torch.float32, NullProgress())
+    pool = pool_for(model)
+    result = dict(probe(model, pool, WIDTHS).widths)
+    pool.check([])
+    return result
+
+
+@pytest.mark.parametrize("kernels", [CpuKernels(True), CpuKernels(False), ReferenceKernels(), ReferenceKernels(True)])
+def test_our_bodies_pass(folder: Path, kernels: ReferenceKernels | CpuKernels) -> None:
+    assert all(probed(folder, kernels).values())
+
+
+class WideProduct(ReferenceKernels):
+    """From 5 rows on another order of summation."""
+
+    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+        if prefill or len(x) < 5:
+            return super().linear(x, matrix, prefill)
+        weight, half = matrix.weight, x.shape[1] // 2  # type: ignore[union-attr]
+        return x[:, :half] @ weight[:, :half].T + x[:, half:] @ weight[:, half:].T
+
+
+class LeakyAttention(ReferenceKernels):
+    """A row that looks at the longest sequence of the batch."""
+
+    def attention(
+        self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages, window: int, prefill: bool
+    ) -> Tensor:
+        out = super().attention(qkv, layout, spans, layer, window, prefill)
+        return out * (1 + 1e-6 * (len(spans) - 1))
+
+
+def test_a_product_that_changes_bits_is_found(folder: Path) -> None:
+    # Two sequences share the pass, so a width of 3 already has 6 rows.
+    assert probed(folder, WideProduct()) == {2: True, 3: False, 4: False, 5: False, 8: False, 12: False, 16: False}
+
+
+def test_attention_that_sees_its_neighbours_is_found(folder: Path) -> None:
+    assert not any(probed(folder, LeakyAttention()).values())
+
+
+def test_the_engine_narrows_and_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.kernels.cpu.CpuKernels", lambda quantize: WideProduct())
+    model = forerun.load(str(folder))
+    assert not model.probe.guaranteed and model.engine.max_width == 2
+    answer = forerun.generate(model, "hello hello hello", max_tokens=30)
+    assert not answer.guaranteed
+    assert answer.drafted <= answer.rounds  # never more than one draft per round
+
+
+def test_a_width_of_one_is_plain_decoding(folder: Path) -> None:
+    model: Decoder = decoder(folder, quantize=True)
+    (answer,) = run(engine(model, max_width=1), request([5, 6, 5, 6, 5, 6], draft="lookup"))
+    assert answer.counters.drafted == 0

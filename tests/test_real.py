@@ -1,0 +1,200 @@
+"""The real model: speculation on and off give the same tokens, alone and in a batch, in both precisions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prompts import PROMPTS
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import forerun
+from forerun.language_model import LanguageModel
+from forerun.response import Response
+from forerun.weights.find import find
+
+pytestmark = pytest.mark.real
+
+PROCESSORS: list[dict[str, Any]] = [
+    {},
+    {"top_p": 0.9},
+    {"top_k": 40, "min_p": 0.02},
+    {"repetition_penalty": 1.15},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"logit_bias": {504: 2.0, 28: -1.0}, "suppress": [198]},
+    {"lang_bias": "ru=-inf,zh=-5", "stop": ["\n\n"]},
+]
+TEMPERATURES = [0.0, 0.7, 1.2]
+LENGTH = 40
+
+
+@pytest.fixture(scope="session")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A draft model: the built-in one with a third of its layers, enough to be right now and then."""
+    source, target = find("smollm2"), tmp_path_factory.mktemp("draft")
+    config = json.loads((source / "config.json").read_text())
+    config["num_hidden_layers"] = 10
+    (target / "config.json").write_text(json.dumps(config))
+    for file in source.glob("*token*"):
+        (target / file.name).write_bytes(file.read_bytes())
+    with safe_open(source / "model.safetensors", "pt") as weights:
+        names = [n for n in weights.keys() if ".layers." not in n or int(n.split(".")[2]) < 10]  # noqa: SIM118
+        save_file({name: weights.get_tensor(name) for name in names}, target / "model.safetensors", {"format": "pt"})
+    return str(target)
+
+
+@pytest.fixture(scope="session")
+def int8(draft_folder: str) -> LanguageModel:
+    return forerun.load("smollm2", draft_model=draft_folder)
+
+
+@pytest.fixture(scope="session")
+def float32(draft_folder: str) -> LanguageModel:
+    return forerun.load("smollm2", dtype="float32", quantize="none", draft_model=draft_folder)
+
+
+def options(index: int, temperature: float) -> dict[str, Any]:
+    return {"max_tokens": LENGTH, "temperature": temperature, "seed": index, **PROCESSORS[index % len(PROCESSORS)]}
+
+
+def compare(model: LanguageModel, prompts: list[tuple[int, str]], temperatures: list[float]) -> dict[str, int]:
+    """All arms on all prompts; drafts accepted by arm."""
+    accepted = {"lookup": 0, "model": 0}
+    for index, prompt in prompts:
+        for temperature in temperatures:
+            plain = forerun.generate(model, prompt, draft="off", **options(index, temperature))
+            for arm in accepted:
+                other = forerun.generate(model, prompt, draft=arm, **options(index, temperature))
+                assert other.tokens == plain.tokens, f"{arm} at temperature {temperature} changed {prompt!r}"
+                assert other.text == plain.text and other.guaranteed
+                accepted[arm] += other.accepted
+    return accepted
+
+
+CASES = list(enumerate(PROMPTS))
+FEW = [CASES[i] for i in (0, 8, 17, 23, 38, 6)]
+
+
+def test_six_prompts_all_arms(int8: LanguageModel) -> None:
+    assert min(compare(int8, FEW, TEMPERATURES).values()) > 0
+
+
+def test_six_prompts_full_precision(float32: LanguageModel) -> None:
+    assert min(compare(float32, FEW, [0.0, 0.7]).values()) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["int8", "float32"])
+def test_fifty_prompts_all_arms(precision: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(precision)
+    assert min(compare(model, CASES, TEMPERATURES).values()) > 0
+
+
+def test_alone_and_in_a_batch(int8: LanguageModel) -> None:
+    wanted = []
+    for index, prompt in CASES[4:12]:
+        arm = ("off", "lookup", "model")[index % 3]
+        wanted.append((prompt, {"draft": arm, **options(index, TEMPERATURES[index % 3])}))
+    alone = [forerun.generate(int8, prompt, **settings) for prompt, settings in wanted]
+    running = [forerun.stream(int8, prompt, **settings) for prompt, settings in wanted]
+    together: list[Response] = []
+    for generation in running:  # iterating one advances them all
+        *_, last = generation
+        assert last.response is not None
+        together.append(last.response)
+    assert [r.tokens for r in together] == [r.tokens for r in alone]
+    assert [r.text for r in together] == [r.text for r in alone]
+
+
+def test_rejection_runs_and_is_not_called_guaranteed(int8: LanguageModel) -> None:
+    for arm in ("lookup", "model"):
+        answer = forerun.generate(
+            int8, PROMPTS[8], max_tokens=30, temperature=0.8, seed=3, draft=arm, accept="rejection"
+        )
+        assert answer.completion_tokens > 0 and not answer.guaranteed
+        cold = forerun.generate(int8, PROMPTS[8], max_tokens=30, draft=arm, accept="rejection")
+        assert cold.tokens == forerun.generate(int8, PROMPTS[8], max_tokens=30, draft="off").tokens
+
+
+def reading_text() -> str:
+    """English prose that every Python carries."""
+    import argparse
+    import asyncio
+    import decimal
+    import doctest
+    import logging
+    import pickle
+    import random
+    import tarfile
+    import textwrap
+
+    modules = [argparse, asyncio, decimal, doctest, logging, pickle, random, tarfile, textwrap]
+    return "\n".join(module.__doc__ or "" for module in modules)
+
+
+@torch.inference_mode()
+def perplexity(model: LanguageModel, tokens: list[int]) -> float:
+    """exp of the mean negative log-likelihood, through the passes that decode."""
+    from forerun.cache.pages import SequenceCache
+    from forerun.engine.probe import step
+
+    cache = SequenceCache(model.engine.pool)
+    cache.grow(len(tokens))
+    losses = []
+    for start in range(0, len(tokens) - 1, 16):
+        rows = tokens[start : min(start + 16, len(tokens) - 1)]
+        logits = step(model.engine.model, model.engine.pool, [cache], [rows])
+        targets = torch.tensor(tokens[start + 1 : start + 1 + len(rows)])
+        losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
+    cache.release()
+    return float(torch.cat(losses).mean().exp())
+
+
+def test_int8_costs_less_than_one_percent_of_perplexity(int8: LanguageModel, float32: LanguageModel) -> None:
+    tokens = list(int8.tokenizer(reading_text())["input_ids"])[:1500]
+    assert len(tokens) == 1500
+    small, full = perplexity(int8, tokens), perplexity(float32, tokens)
+    print(f"perplexity: int8 {small:.3f}, float32 {full:.3f}")
+    assert 5 < full < 100, "the model reads this text badly: the measure is broken"
+    assert small < 1.01 * full
+
+
+def test_logits_agree_with_transformers(float32: LanguageModel) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tokens = list(float32.tokenizer(PROMPTS[6])["input_ids"])
+    oracle = AutoModelForCausalLM.from_pretrained(find("smollm2"), dtype=torch.float32)
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([tokens])).logits[0]
+        from forerun.cache.pages import SequenceCache
+        from forerun.engine.probe import step
+
+        cache = SequenceCache(float32.engine.pool)
+        cache.grow(len(tokens))
+        mine = step(float32.engine.model, float32.engine.pool, [cache], [tokens])
+        cache.release()
+    torch.testing.assert_close(mine, expected, atol=2e-3, rtol=0)
+
+
+def test_stop_strings_and_end_tokens_do_not_show(int8: LanguageModel) -> None:
+    full = forerun.generate(int8, PROMPTS[4], max_tokens=60, draft="off")
+    stop = full.text[20:26]
+    for draft in ("off", "lookup"):
+        cut = forerun.generate(int8, PROMPTS[4], max_tokens=60, draft=draft, stop=[stop])
+        assert cut.text == full.text[: full.text.index(stop)] and cut.finish_reason == "stop"
+    short = forerun.generate(int8, PROMPTS[0], max_tokens=60)
+    assert short.finish_reason == "stop" and "<|im_end|>" not in short.text
+    assert not set(short.tokens) & int8.stop_ids
+
+
+def test_the_docstrings_tell_the_truth(int8: LanguageModel) -> None:
+    import doctest
+
+    results = doctest.testmod(forerun, extraglobs={"model": int8, "forerun": forerun})
+    assert results.attempted >= 5 and results.failed == 0
+
+
