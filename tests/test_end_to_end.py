@@ -159,9 +159,7 @@ def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path, capsys: pyte
     first, second = list(vocabulary)[20:22]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    line = refused(
-        ["generate", "-m", str(folder), "-p", "hi", "--draft", "model", "--draft-model", str(other)], capsys
-    )
+    line = refused(["generate", "-m", str(folder), "-p", "hi", "--draft", "model", "--draft-model", str(other)], capsys)
     assert "tokenizer" in line
 
 

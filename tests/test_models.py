@@ -11,11 +11,10 @@ from tiny import tiny_model
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
-from forerun.kernels.interface import Span
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.rows import Pass
+from forerun.models.layers.rows import make_pass
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 
@@ -56,11 +55,9 @@ def load(folder: Path, kernels: CpuKernels | ReferenceKernels) -> Decoder:
     return build(open_checkpoint(folder), kernels, torch.device("cpu"), torch.float32, NullProgress())
 
 
-def run(model: Decoder, pool: PagePool, cache: SequenceCache, tokens: list[int], prefill: bool) -> torch.Tensor:
+def run(model: Decoder, cache: SequenceCache, tokens: list[int], prefill: bool) -> torch.Tensor:
     cache.grow(cache.length + len(tokens))
-    span = Span(0, len(tokens), cache.length, cache.table)
-    positions = torch.arange(cache.length, cache.length + len(tokens))
-    output = model.forward(Pass(torch.tensor(tokens), positions, [span], pool.layers, None, prefill))
+    output = model.forward(make_pass([(cache, tokens)], last_only=False, prefill=prefill))
     cache.commit(len(tokens))
     return output.logits
 
@@ -76,12 +73,12 @@ def test_logits_agree_with_transformers(case: str, kernels: CpuKernels | Referen
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.tensor([tokens])).logits[0]
     model = load(folder, kernels)
     pool = PagePool(model.config.layout, model.config.layers, 16, 8, torch.float32, torch.device("cpu"))
-    whole = run(model, pool, SequenceCache(pool), tokens, prefill=True)
+    whole = run(model, SequenceCache(pool), tokens, prefill=True)
     torch.testing.assert_close(whole, oracle, atol=1e-4, rtol=0)
     # Chunked prefill, then steps of width 1, 4 and the rest, over page borders.
     cache, parts, start = SequenceCache(pool), [], 0
     for stop, prefill in [(16, True), (21, True), (22, False), (26, False), (27, False), (LENGTH, False)]:
-        parts.append(run(model, pool, cache, tokens[start:stop], prefill))
+        parts.append(run(model, cache, tokens[start:stop], prefill))
         start = stop
     torch.testing.assert_close(torch.cat(parts), oracle, atol=1e-4, rtol=0)
 

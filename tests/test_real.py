@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,7 +146,7 @@ def perplexity(model: LanguageModel, tokens: list[int]) -> float:
     losses = []
     for start in range(0, len(tokens) - 1, 16):
         rows = tokens[start : min(start + 16, len(tokens) - 1)]
-        logits = step(model.engine.model, model.engine.pool, [cache], [rows])
+        logits = step(model.engine.model, [cache], [rows])
         targets = torch.tensor(tokens[start + 1 : start + 1 + len(rows)])
         losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
     cache.release()
@@ -175,7 +174,7 @@ def test_logits_agree_with_transformers(float32: LanguageModel) -> None:
 
         cache = SequenceCache(float32.engine.pool)
         cache.grow(len(tokens))
-        mine = step(float32.engine.model, float32.engine.pool, [cache], [tokens])
+        mine = step(float32.engine.model, [cache], [tokens])
         cache.release()
     torch.testing.assert_close(mine, expected, atol=2e-3, rtol=0)
 
@@ -196,5 +195,3 @@ def test_the_docstrings_tell_the_truth(int8: LanguageModel) -> None:
 
     results = doctest.testmod(forerun, extraglobs={"model": int8, "forerun": forerun})
     assert results.attempted >= 5 and results.failed == 0
-
-

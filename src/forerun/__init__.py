@@ -39,8 +39,8 @@ def load(
 ) -> LanguageModel:
     """Load a model: a folder, a GGUF file, a hub id or the built-in `smollm2`.
 
-    On CPU weights are rounded to int8; `dtype="float32"` or `quantize="none"` keeps full precision. `draft_model` names a
-    smaller model with the same tokenizer for `draft="model"`.
+    On CPU weights are rounded to int8; `dtype="float32"` or `quantize="none"` keeps full precision. `draft_model` names
+    a smaller model with the same tokenizer for `draft="model"`.
     """
     from forerun.loading import load_model
 

@@ -63,7 +63,9 @@ def _device(name: str) -> torch.device:
 
 def _cpu(device: torch.device, dtype: str, quantize: str) -> Machine:
     if dtype not in ("auto", "float32"):
-        raise ForerunError(f"{dtype} is not supported on the CPU: use --dtype float32 (or leave it and use int8 weights)")
+        raise ForerunError(
+            f"{dtype} is not supported on the CPU: use --dtype float32 (or leave it and use int8 weights)"
+        )
     # An explicit float32 with no word on quantising means full precision.
     small = quantize == "int8" or (quantize == "auto" and dtype == "auto")
     from forerun.kernels.cpu import CpuKernels

@@ -99,7 +99,7 @@ def count_parameters(decoder: Decoder) -> int:
 
 
 def exactness_cost(decoder: Decoder) -> float | None:
-    """One row through one layer's products and the output matrix, ours over the faster of ours and torch's; CPU only."""
+    """One row through one layer's products and the output matrix, ours over the fastest; CPU only."""
     if decoder.device.type != "cpu":
         return None
     pairs = [(matrix, fastest_twin(matrix)) for matrix in decoder.matrices()]

@@ -90,7 +90,9 @@ def make_pool(decoder: Decoder, context: int) -> PagePool:
     tokens = min(SEQUENCES * (context + MAX_DEPTH), affordable)
     pages = tokens // PAGE
     if pages < 2:
-        raise ForerunError("there is not enough free memory for a key/value cache: close programs or use a smaller model")
+        raise ForerunError(
+            "there is not enough free memory for a key/value cache: close programs or use a smaller model"
+        )
     return PagePool(layout, decoder.config.layers, pages, PAGE, decoder.dtype, decoder.device)
 
 

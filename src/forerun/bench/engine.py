@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class Bench:
         marks: list[float] = []
 
         class Clock:
-            def put(self, value: Tensor) -> None:
+            def put(self, value: Tensor) -> None:  # noqa: ARG002
                 marks.append(time.perf_counter())
 
             def end(self) -> None:
@@ -101,9 +102,9 @@ class Bench:
         cache.grow(400)
         try:
             tokens = self.long_prompt()
-            step(engine.model, engine.pool, [cache], [tokens[:60]])
+            step(engine.model, [cache], [tokens[:60]])
             before = time.perf_counter()
-            logits = step(engine.model, engine.pool, [cache], [tokens[60:65]])
+            logits = step(engine.model, [cache], [tokens[60:65]])
             middle = time.perf_counter()
             params = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
             history = TokenHistory(tokens[:60])
@@ -123,7 +124,7 @@ class Bench:
             for _ in range(15):
                 for width in (1, 2, 4, 5, 8, 16):
                     cache.length = 100
-                    took = seconds(lambda w=width: step(engine.model, engine.pool, [cache], [tokens[:w]]))
+                    took = seconds(partial(step, engine.model, [cache], [tokens[:width]]))
                     best[width] = min(best.get(width, 1e9), 1000 * took)
         finally:
             cache.release()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.kernels.interface import HeadLayout, LayerPages
+from forerun.kernels.interface import HeadLayout, LayerPages, Span
 
 
 class PagePool:
@@ -89,9 +89,13 @@ class SequenceCache:
         self.pages = pages
         self.table = torch.tensor(pages, dtype=torch.int32, device=self.pool.device)
 
+    def span(self, start: int, count: int) -> Span:
+        """The next `count` rows of this sequence, at row `start` of a pass."""
+        return Span(start, count, self.length, self.table)
+
     def commit(self, count: int) -> None:
         """Keep `count` of the rows just written, forget the rest."""
-        assert 0 <= count and self.length + count <= len(self.pages) * self.pool.page
+        assert count >= 0 and self.length + count <= len(self.pages) * self.pool.page
         self.length += count
 
     def release(self) -> None:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.protocol import Draft, Want
-from forerun.kernels.interface import Span
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.rows import Pass
+from forerun.models.layers.rows import make_pass
 from forerun.sample.acceptance import draw
 from forerun.sample.choose import choose, probabilities
 from forerun.sample.row import Row
@@ -107,24 +106,8 @@ class ModelDrafter:
 
     def _pass(self, work: list[tuple[State, list[int]]], prefill: bool) -> Tensor:
         """Feed tokens to their sequences; logits after the last token of each, [sequences, vocabulary]."""
-        ids: list[int] = []
-        positions: list[int] = []
-        spans, last = [], []
-        for state, tokens in work:
-            spans.append(Span(len(ids), len(tokens), state.cache.length, state.cache.table))
-            ids += tokens
-            positions += range(state.cache.length, state.cache.length + len(tokens))
-            last.append(len(ids) - 1)
-        device = self.model.device
-        batch = Pass(
-            torch.tensor(ids, device=device),
-            torch.tensor(positions, device=device),
-            spans,
-            self.pool.layers,
-            torch.tensor(last, device=device),
-            prefill,
-        )
-        logits = self.model.forward(batch).logits
+        feeding = [(state.cache, tokens) for state, tokens in work]
+        logits = self.model.forward(make_pass(feeding, last_only=True, prefill=prefill)).logits
         for state, tokens in work:
             state.fed += tokens
             state.cache.commit(len(tokens))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from itertools import count
 
-import torch
-
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.protocol import Drafter
 from forerun.engine.policy import DepthPolicy
@@ -15,9 +13,8 @@ from forerun.engine.round import NOTHING, Turn, run_round, verify
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sequence import Sequence, Status, TextSink
 from forerun.errors import ForerunError
-from forerun.kernels.interface import Span
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.rows import Output, Pass
+from forerun.models.layers.rows import make_pass
 from forerun.sample.history import TokenHistory
 
 CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
@@ -83,7 +80,7 @@ class Engine:
         # Making room for one sequence may have parked another that was already given a turn.
         turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
         if turns:
-            run_round(turns, self.model, self.pool, self.drafters, self.vocab)
+            run_round(turns, self.model, self.drafters, self.vocab)
 
     def _turn(self, sequence: Sequence) -> Turn | None:
         """Decide arm and depth, and make sure that all rows have a place in the cache."""
@@ -105,7 +102,8 @@ class Engine:
         cache, prompt = sequence.cache, sequence.request.prompt
         start = cache.length
         stop = min(start + self.chunk - start % self.chunk, len(prompt))
-        output = self._chunk(cache, prompt[start:stop])
+        batch = make_pass([(cache, list(prompt[start:stop]))], last_only=True, prefill=True)
+        output = self.model.forward(batch)
         cache.commit(stop - start)
         if stop == len(prompt):
             sequence.status = Status.RUNNING
@@ -113,15 +111,6 @@ class Engine:
             for _, (_, token) in verify([turn], output, self.vocab):
                 sequence.emit(token, from_draft=False)
         sequence.counters.prefill_seconds += time.perf_counter() - began
-
-    def _chunk(self, cache: SequenceCache, tokens: tuple[int, ...]) -> Output:
-        device, rows = self.model.device, len(tokens)
-        positions = torch.arange(cache.length, cache.length + rows, device=device)
-        spans = [Span(0, rows, cache.length, cache.table)]
-        last = torch.tensor([rows - 1], device=device)
-        return self.model.forward(
-            Pass(torch.tensor(tokens, device=device), positions, spans, self.pool.layers, last, True)
-        )
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two steps. Its state stays whole: `resume` goes on where it was."""

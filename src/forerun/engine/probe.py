@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
-from forerun.kernels.interface import Kernels, Span
+from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import Matrix
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.rows import Pass
+from forerun.models.layers.rows import make_pass
 
 HUGE = 2.0**18  # pairs of +HUGE and −HUGE cancel exactly only in one order of summation
 
@@ -63,33 +63,31 @@ def probe(model: Decoder, pool: PagePool, widths: list[int]) -> ProbeResult:
     """Try every width in `widths`, products on cancelling pairs first and then the whole model."""
     kernels, widths, results = model.kernels, sorted(widths), []
     matrices = list({matrix.shape: matrix for matrix in model.matrices()}.values())
-    with_caches = [SequenceCache(pool), SequenceCache(pool)]
+    cache, neighbour = SequenceCache(pool), SequenceCache(pool)
     try:
-        walk = Walk(model, pool, *with_caches, rows=widths[-1])
+        walk = Walk(model, cache, neighbour, rows=widths[-1])
         for width in widths:
             same = all(product_keeps_bits(kernels, m, width, model.device, model.dtype) for m in matrices)
             results.append((width, same and walk.keeps_bits(width)))
     finally:
-        for cache in with_caches:
-            cache.release()
+        cache.release()
+        neighbour.release()
     return ProbeResult(tuple(results))
 
 
 class Walk:
     """A sequence that goes one token at a time over the border of a page, and again in wide passes beside another."""
 
-    def __init__(
-        self, model: Decoder, pool: PagePool, cache: SequenceCache, neighbour: SequenceCache, rows: int
-    ) -> None:
-        self.model, self.pool, self.cache, self.neighbour = model, pool, cache, neighbour
+    def __init__(self, model: Decoder, cache: SequenceCache, neighbour: SequenceCache, rows: int) -> None:
+        self.model, self.cache, self.neighbour = model, cache, neighbour
         vocab = model.config.vocab
-        self.start = max(1, pool.page - rows // 2)
+        self.start = max(1, cache.pool.page - rows // 2)
         self.tokens = [(31 * n + 5) % vocab for n in range(self.start + rows)]
         cache.grow(len(self.tokens))
         neighbour.grow(rows + 3)
-        step(model, pool, [cache], [self.tokens[: self.start]])
-        step(model, pool, [neighbour], [[7 % vocab] * 3])
-        self.alone = torch.cat([step(model, pool, [cache], [[token]]) for token in self.tokens[self.start :]])
+        step(model, [cache], [self.tokens[: self.start]])
+        step(model, [neighbour], [[7 % vocab] * 3])
+        self.alone = torch.cat([step(model, [cache], [[token]]) for token in self.tokens[self.start :]])
 
     def keeps_bits(self, width: int) -> bool:
         """Rows of one wide pass against the same rows one by one; lengths in the pass are mixed, places vary."""
@@ -97,22 +95,16 @@ class Walk:
         mine = self.tokens[self.start : self.start + width]
         other = [token // 2 for token in mine]
         if width % 2:
-            logits = step(self.model, self.pool, [self.neighbour, self.cache], [other, mine])[width:]
+            logits = step(self.model, [self.neighbour, self.cache], [other, mine])[width:]
         else:
-            logits = step(self.model, self.pool, [self.cache, self.neighbour], [mine, other])[:width]
+            logits = step(self.model, [self.cache, self.neighbour], [mine, other])[:width]
         return torch.equal(logits, self.alone[:width])
 
 
-def step(model: Decoder, pool: PagePool, caches: list[SequenceCache], tokens: list[list[int]]) -> Tensor:
-    """One decode pass that commits all its rows."""
-    spans, ids, positions = [], [], []
-    for cache, mine in zip(caches, tokens, strict=True):
-        spans.append(Span(len(ids), len(mine), cache.length, cache.table))
-        ids += mine
-        positions += range(cache.length, cache.length + len(mine))
-    device = model.device
-    batch = Pass(torch.tensor(ids, device=device), torch.tensor(positions, device=device), spans, pool.layers, None, False)
-    logits = model.forward(batch).logits
-    for cache, mine in zip(caches, tokens, strict=True):
+def step(model: Decoder, caches: list[SequenceCache], tokens: list[list[int]]) -> Tensor:
+    """One decode pass that commits all its rows; logits of all of them."""
+    work = list(zip(caches, tokens, strict=True))
+    logits = model.forward(make_pass(work, last_only=False)).logits
+    for cache, mine in work:
         cache.commit(len(mine))
     return logits

@@ -6,15 +6,11 @@ import logging
 import time
 from dataclasses import dataclass
 
-import torch
-
-from forerun.cache.pages import PagePool
 from forerun.draft.protocol import Draft, Drafter, Want
 from forerun.engine.sequence import Sequence
 from forerun.errors import ForerunError
-from forerun.kernels.interface import Span
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.rows import Output, Pass
+from forerun.models.layers.rows import Output, make_pass
 from forerun.sample.acceptance import accept_coupled, accept_rejection
 from forerun.sample.choose import choose, probabilities
 from forerun.sample.row import Row
@@ -47,11 +43,11 @@ class Turn:
         ]
 
 
-def run_round(turns: list[Turn], model: Decoder, pool: PagePool, drafters: dict[str, Drafter], vocab: int) -> None:
+def run_round(turns: list[Turn], model: Decoder, drafters: dict[str, Drafter], vocab: int) -> None:
     """Run one round; every sequence ends it consistent, whatever its drafter did."""
     began = time.perf_counter()
     propose(turns, drafters, vocab)
-    output = forward(turns, model, pool)
+    output = forward(turns, model)
     for turn, (accepted, final) in verify(turns, output, vocab):
         commit(turn, accepted, final)
     took = time.perf_counter() - began
@@ -107,27 +103,20 @@ def report(sequence: Sequence, name: str, reason: str) -> None:
     log.warning("drafter %s failed and was switched off for this request: %s", name, reason)
 
 
-def forward(turns: list[Turn], model: Decoder, pool: PagePool) -> Output:
+def forward(turns: list[Turn], model: Decoder) -> Output:
     """The target pass over all rows of all sequences."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    spans: list[Span] = []
+    start = 0
     for turn in turns:
-        cache, turn.start = turn.sequence.cache, len(tokens)
-        spans.append(Span(turn.start, turn.width, cache.length, cache.table))
-        tokens += [turn.sequence.pending, *turn.draft.tokens]
-        positions += range(cache.length, cache.length + turn.width)
-    device = model.device
-    batch = Pass(
-        torch.tensor(tokens, device=device), torch.tensor(positions, device=device), spans, pool.layers, None, False
-    )
-    return model.forward(batch)
+        turn.start = start
+        start += turn.width
+    work = [(turn.sequence.cache, [turn.sequence.pending, *turn.draft.tokens]) for turn in turns]
+    return model.forward(make_pass(work, last_only=False))
 
 
 def verify(turns: list[Turn], output: Output, vocab: int) -> list[tuple[Turn, tuple[int, int]]]:
     """Accepted count and final token of each sequence. A sequence that cannot go on fails alone."""
     coupled = [turn for turn in turns if turn.sequence.request.accept == "coupled"]
-    results = []
+    results: list[tuple[Turn, tuple[int, int]]] = []
     try:
         results += zip(coupled, couple(coupled, output, vocab), strict=True)
         rest = [turn for turn in turns if turn.sequence.request.accept == "rejection"]

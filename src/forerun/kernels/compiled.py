@@ -1,8 +1,8 @@
 """CPU loops compiled by numba. Every row runs the same instructions whatever runs beside it.
 
 Rules that keep bits: no loop over one row depends on another row; reductions have trip counts fixed by the model
-or by the row's own position; `exp` is our own polynomial, so that vector and scalar forms cannot differ. The numpy error
-model keeps checks for division by zero, which would prevent vectorising, out of the loops.
+or by the row's own position; `exp` is our own polynomial, so that vector and scalar forms cannot differ. The numpy
+error model keeps checks for division by zero, which would prevent vectorising, out of the loops.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def store(x, key_column, value_column, start, count, position, pages, keys, valu
 
 @njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
 def add_lines(factor, lines, begin, stop, acc):  # type: ignore[no-untyped-def]
-    """acc [n] += Σ factor[j] · lines[j] over begin ≤ j < stop, in order of j; eight at a time spare loads and stores."""
+    """acc [n] += Σ factor[j] · lines[j] over begin ≤ j < stop, in order of j; eight at a time spare loads."""
     whole = begin + (stop - begin) // 8 * 8
     for j in range(begin, whole, 8):
         f0, f1, f2, f3 = factor[j], factor[j + 1], factor[j + 2], factor[j + 3]

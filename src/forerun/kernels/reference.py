@@ -103,4 +103,5 @@ class ReferenceKernels:
             keys, values = keys[:, -window:], values[:, -window:]
         queries = row[: layout.key_column].view(layout.kv_heads, -1, layout.size).float()  # [kv heads, group, size]
         scores = queries @ keys.float().transpose(1, 2) * layout.size**-0.5
-        return (scores.softmax(-1) @ values.float()).flatten().to(row.dtype)
+        out: Tensor = (scores.softmax(-1) @ values.float()).flatten().to(row.dtype)
+        return out

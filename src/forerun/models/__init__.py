@@ -1,1 +1,1 @@
-"""Decoders, one file per Hugging Face `model_type`. They describe architectures and call `kernels/` for every product."""
+"""Decoders, one file per Hugging Face `model_type`. They call `kernels/` for every product."""

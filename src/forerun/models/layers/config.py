@@ -62,7 +62,9 @@ def decoder_config(
     from forerun.models.layers.rope import rope_parameters
 
     if config.get("hidden_act", "silu") != "silu":
-        raise ForerunError(f"activation {config['hidden_act']!r} is not supported for {config['model_type']} (only silu)")
+        raise ForerunError(
+            f"activation {config['hidden_act']!r} is not supported for {config['model_type']} (only silu)"
+        )
     return DecoderConfig(
         family=config["model_type"],
         hidden=require(config, "hidden_size"),

@@ -137,14 +137,12 @@ class Loader:
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         queries, keys = layout.heads * layout.size, layout.kv_heads * layout.size
         hidden, inner = config.hidden, config.intermediate
-        norms = [None, None]
+        norms: list[Tensor | None] = [None, None]
         if config.head_norms:
             norms = [self.vector(f"{attention}{name}.weight", layout.size) for name in ("q_norm", "k_norm")]
         return Layer(
             input_norm=self.vector(prefix + "input_layernorm.weight", hidden),
-            qkv=self.fused(
-                attention, ["q_proj", "k_proj", "v_proj"], [queries, keys, keys], hidden, config.qkv_bias
-            ),
+            qkv=self.fused(attention, ["q_proj", "k_proj", "v_proj"], [queries, keys, keys], hidden, config.qkv_bias),
             query_norm=norms[0],
             key_norm=norms[1],
             output=self.fused(attention, ["o_proj"], [hidden], queries, config.output_bias),

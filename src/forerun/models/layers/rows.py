@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from forerun.cache.pages import SequenceCache
 from forerun.kernels.interface import LayerPages, Span
 
 
@@ -24,6 +26,23 @@ class Pass:
     def highest(self) -> int:
         """The largest position in the pass."""
         return max(span.position + span.count for span in self.spans) - 1
+
+
+def make_pass(work: list[tuple[SequenceCache, list[int]]], *, last_only: bool, prefill: bool = False) -> Pass:
+    """Tokens to feed to each sequence, as one pass. `last_only`: logits after the last token of each sequence."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    spans: list[Span] = []
+    last: list[int] = []
+    for cache, mine in work:
+        spans.append(cache.span(len(tokens), len(mine)))
+        tokens += mine
+        positions += range(cache.length, cache.length + len(mine))
+        last.append(len(tokens) - 1)
+    pool = work[0][0].pool
+    wanted = torch.tensor(last, device=pool.device) if last_only else None
+    ids, places = torch.tensor(tokens, device=pool.device), torch.tensor(positions, device=pool.device)
+    return Pass(ids, places, spans, pool.layers, wanted, prefill)
 
 
 @dataclass(slots=True)
