@@ -42,7 +42,7 @@ def decoder(folder: Path, quantize: bool) -> Decoder:
 
 
 def pool_for(model: Decoder, pages: int = 400) -> PagePool:
-    return PagePool(model.config.layout, model.config.layers, pages, PAGE, torch.float32, CPU)
+    return PagePool.for_model(model.config, pages, PAGE, torch.float32, CPU, slots=6)
 
 
 def engine(model: Decoder, *, draft_model: Decoder | None = None, pages: int = 400, **options: Any) -> Engine:
@@ -83,6 +83,8 @@ def run(engine: Engine, *requests: Request) -> list[Running]:
 class Scripted:
     """A drafter that proposes what a function of the text so far says."""
 
+    wants_features = False
+
     def __init__(self, script: Any, name: str = "lookup") -> None:
         self.name, self.script = name, script
         self.texts: dict[int, list[int]] = {}
@@ -90,8 +92,11 @@ class Scripted:
     def open(self, sequence_id: int, tokens: list[int]) -> None:
         self.texts[sequence_id] = list(tokens)
 
-    def observe(self, sequence_id: int, tokens: list[int], hidden: torch.Tensor | None) -> None:
+    def observe(self, sequence_id: int, tokens: list[int]) -> None:
         self.texts[sequence_id] += tokens
+
+    def feed(self, sequence_id: int, features: torch.Tensor) -> None:
+        raise AssertionError("nobody asked for features")
 
     def propose(self, wants: list[Want]) -> list[Draft]:
         return [Draft(list(self.script(self.texts[want.sequence_id], want.depth))) for want in wants]

@@ -138,6 +138,7 @@ def test_defaults_are_the_documented_ones(library: FakeLibrary) -> None:
     assert library.model == "smollm2" and library.prompt == "Hi"
     assert library.loading == {
         "device": "auto", "dtype": "auto", "quantize": "auto", "max_context": None, "draft_model": None,
+        "head": "auto",
     }  # fmt: skip
     assert library.options == {
         "system": None, "raw": False, "max_tokens": None, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
@@ -159,6 +160,7 @@ def test_every_flag_reaches_the_library(library: FakeLibrary) -> None:
     del library.loading["progress"], library.options["progress"]
     assert library.loading == {
         "device": "cuda", "dtype": "bfloat16", "quantize": "none", "max_context": 512, "draft_model": "small",
+        "head": "auto",
     }  # fmt: skip
     assert library.options == {
         "system": "Be", "raw": False, "max_tokens": 7, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
@@ -177,6 +179,11 @@ def test_long_names_mean_the_same(library: FakeLibrary) -> None:
 def test_naming_a_draft_model_is_asking_for_it(library: FakeLibrary) -> None:
     assert run("generate -p Hi --draft-model small --quiet") == 0
     assert library.options["draft"] == "model"
+
+
+def test_a_head_is_handed_over(library: FakeLibrary) -> None:
+    assert run("generate -p Hi --head folder --draft mtp --quiet") == 0
+    assert (library.loading["head"], library.options["draft"]) == ("folder", "mtp")
 
 
 def test_json_is_one_object_and_nothing_else(library: FakeLibrary, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,6 +304,10 @@ def test_unreadable_prompts_are_refused(
         ("--draft model", "--draft-model"),
         ("--draft off --draft-model small", "uses no draft model"),
         ("--draft lookup --draft-model small", "uses no draft model"),
+        ("--draft mtp --draft-model small", "uses no draft model"),
+        ("--draft lookup --head folder", "uses no MTP head"),
+        ("--head folder --draft-model small", "two drafters"),
+        ("--head=", "--head"),
         ("--raw --system Be", "--system"),
         ("--draft-tokens 0", "--draft off"),
         ("--draft-tokens -3", "--draft-tokens -3"),

@@ -97,11 +97,11 @@ def test_observed_tokens_count_and_sequences_are_apart() -> None:
     lookup = Lookup()
     lookup.open(1, [1, 2, 3])
     lookup.open(2, [7, 8, 7])
-    lookup.observe(1, [4, 1], None)
-    lookup.observe(1, [2], None)
+    lookup.observe(1, [4, 1])
+    lookup.observe(1, [2])
     assert lookup.propose([want(2, 3), want(1, 3)]) == [Draft([]), Draft([3, 4, 1])]
     assert lookup.propose([want(1, 3)]) == [Draft([3, 4, 1])]  # asking twice adds nothing to the text
-    lookup.observe(2, [8], None)
+    lookup.observe(2, [8])
     assert lookup.propose([want(2, 4)]) == [Draft([7, 8, 7, 8])]
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import ForerunError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forerun.inspection import CheckReport
     from forerun.language_model import Generation, LanguageModel, Prompt
     from forerun.progress import Progress
@@ -35,12 +37,14 @@ def load(
     quantize: str = "auto",
     max_context: int | None = None,
     draft_model: str | None = None,
+    head: str | Path | None = "auto",
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a model: a folder, a GGUF file, a hub id or the built-in `smollm2`.
 
     On CPU weights are rounded to int8; `dtype="float32"` or `quantize="none"` keeps full precision. `draft_model` names
-    a smaller model with the same tokenizer for `draft="model"`.
+    a smaller model with the same tokenizer for `draft="model"`. `head` is a folder with an MTP head for `draft="mtp"`;
+    "auto" takes the model's own or one that comes with forerun, None does without.
     """
     from forerun.loading import load_model
 
@@ -51,6 +55,7 @@ def load(
         quantize=quantize,
         max_context=max_context,
         draft_model=draft_model,
+        head=head,
         progress=progress,
     )
 
@@ -60,8 +65,8 @@ def stream(model: LanguageModel, prompt: Prompt, **options: Any) -> Generation:
 
     `prompt` is text, a list of messages or a list of token ids. Options: `system`, `raw`, `max_tokens`, `temperature`,
     `top_p`, `top_k`, `min_p`, `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`, `lang_bias`,
-    `suppress`, `stop`, `seed`, `draft` ("auto", "off", "lookup", "model"), `draft_tokens`, `accept` ("coupled",
-    "rejection").
+    `suppress`, `stop`, `seed`, `draft` ("auto", "off", "lookup", "mtp", "model"), `draft_tokens`, `accept`
+    ("coupled", "rejection").
 
     >>> with forerun.stream(model, "Count to five.", max_tokens=16) as answer:
     ...     text = "".join(chunk.text for chunk in answer)

@@ -65,6 +65,9 @@ def describe(loaded: LanguageModel) -> CheckReport:
         (layer.keys[0].numel() + layer.values[0].numel()) * layer.keys.element_size() for layer in pool.layers
     )
     notes = [f"products: {decoder.kernels.name}"]
+    if pool.states is not None and config.delta is not None:
+        size = pool.states.bytes_per_slot(config.delta, config.recurrent_layers)
+        notes.append(f"recurrent state: {size / 2**20:.1f} MiB per sequence, {pool.states.count} sequences")
     if not loaded.probe.guaranteed:
         notes.append(f"passes are narrowed to {loaded.probe.widest} rows: wider ones change bits on this machine")
     return CheckReport(
@@ -92,10 +95,7 @@ def count_parameters(decoder: Decoder) -> int:
     total = decoder.embedding.numel()
     if not decoder.config.tied:
         total += decoder.head.shape[0] * decoder.head.shape[1]
-    for layer in decoder.layers:
-        for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down):
-            total += matrix.shape[0] * matrix.shape[1]
-    return total
+    return total + sum(matrix.shape[0] * matrix.shape[1] for matrix in decoder.block_matrices())
 
 
 def exactness_cost(decoder: Decoder) -> float | None:

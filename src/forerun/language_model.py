@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -36,6 +36,9 @@ class LanguageModel:
     machine: Machine
     probe: ProbeResult
     load_seconds: float
+    head_warnings: list[str] = field(
+        default_factory=list
+    )  # for requests that leave the drafter to forerun, or ask for mtp
 
     def start(
         self,
@@ -169,7 +172,10 @@ class Generation:
             draft=sequence.policy.arm or "off",
             guaranteed=self.model.probe.guaranteed and sequence.request.same_tokens,
             seed=sequence.request.sampling.seed,
-            warnings=list(sequence.warnings),
+            warnings=[
+                *(self.model.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
+                *sequence.warnings,
+            ],
         )
 
     def extend(self, max_tokens: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,23 @@ import torch
 
 from forerun.cache.pages import PagePool
 from forerun.device import CACHE_SHARE, Machine, free_memory, plan_machine
+from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
 from forerun.draft.model import ModelDrafter
+from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
-from forerun.engine.engine import CHUNK, Engine
+from forerun.engine.engine import CHUNK, HINTS, Engine
 from forerun.engine.probe import ProbeResult, probe
 from forerun.engine.request import MAX_DEPTH
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.mtp import MtpHead
 from forerun.progress import NullProgress, Progress
-from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 from forerun.weights.find import find
+from forerun.weights.heads import find_head
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 PAGE = 64  # tokens per page
@@ -39,6 +44,7 @@ def load_model(
     quantize: str = "auto",
     max_context: int | None = None,
     draft_model: str | None = None,
+    head: str | Path | None = "auto",
     progress: Progress | None = None,
 ) -> LanguageModel:
     """See `forerun.load`."""
@@ -48,7 +54,8 @@ def load_model(
     folder = find(model, progress=progress)
     with ThreadPoolExecutor(1) as beside:  # importing transformers takes as long as packing a small model
         reading = beside.submit(load_tokenizer, folder)
-        decoder = load_decoder(folder, machine, progress)
+        checkpoint = open_checkpoint(folder)
+        decoder = build(checkpoint, machine.kernels, machine.device, machine.dtype, progress)
         tokenizer = reading.result()
     context = context_size(decoder, max_context)
     vocab = min(len(tokenizer), decoder.config.vocab)
@@ -56,8 +63,19 @@ def load_model(
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
     if draft_model is not None:
         drafters["model"] = load_drafter(draft_model, tokenizer, machine, context, vocab, progress)
+    heads = load_head(head, checkpoint, decoder, vocab)
+    if heads.head is not None:
+        drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab)
     result = run_probe(decoder, pool, progress)
-    engine = Engine(decoder, pool, drafters, vocab=vocab, context=context, max_width=result.widest)
+    engine = Engine(
+        decoder,
+        pool,
+        drafters,
+        vocab=vocab,
+        context=context,
+        max_width=result.widest,
+        unavailable={} if heads.missing is None else {"mtp": heads.missing},
+    )
     return LanguageModel(
         engine=engine,
         tokenizer=tokenizer,
@@ -65,6 +83,7 @@ def load_model(
         machine=machine,
         probe=result,
         load_seconds=time.perf_counter() - began,
+        head_warnings=heads.warnings,
     )
 
 
@@ -84,16 +103,14 @@ def context_size(decoder: Decoder, wanted: int | None) -> int:
 
 def make_pool(decoder: Decoder, context: int) -> PagePool:
     """Pages for several full contexts, as far as a share of the free memory goes."""
-    layout = decoder.config.layout
-    per_token = 2 * layout.kv_heads * layout.size * decoder.dtype.itemsize * decoder.config.layers
-    affordable = int(free_memory(decoder.device) * CACHE_SHARE) // per_token
-    tokens = min(SEQUENCES * (context + MAX_DEPTH), affordable)
-    pages = tokens // PAGE
-    if pages < 2:
+    tokens = SEQUENCES * (context + MAX_DEPTH)
+    memory = int(free_memory(decoder.device) * CACHE_SHARE)
+    pool = PagePool.within(decoder.config, tokens, PAGE, memory, decoder.dtype, decoder.device)
+    if pool is None:
         raise ForerunError(
             "there is not enough free memory for a key/value cache: close programs or use a smaller model"
         )
-    return PagePool(layout, decoder.config.layers, pages, PAGE, decoder.dtype, decoder.device)
+    return pool
 
 
 def load_drafter(
@@ -107,6 +124,44 @@ def load_drafter(
     if decoder.config.context < context:
         context = decoder.config.context
     return ModelDrafter(decoder, make_pool(decoder, context), min(vocab, decoder.config.vocab), CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """An MTP head, or why there is none; and what a user who lets forerun choose should know."""
+
+    head: MtpHead | None
+    missing: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def load_head(wish: str | Path | None, checkpoint: Checkpoint, decoder: Decoder, vocab: int) -> LoadedHead:
+    """The head in the folder `wish`; for "auto" the model's own or a packaged one. A broken one is reported."""
+    if wish is None:
+        return LoadedHead(None, "the model was loaded without a head (head=None)")
+    folder = None if wish == "auto" else Path(wish).expanduser()
+    if folder is not None and not folder.is_dir():
+        raise ForerunError(f"the MTP head {folder} is not a folder")
+    try:
+        native = decoder.native_head() if folder is None else None
+        if native is not None:
+            return LoadedHead(native)
+        found = find_head(checkpoint, folder)
+        if found is None:
+            return LoadedHead(
+                None, f"{checkpoint.path} has no MTP head, and none of forerun's own fits: {HINTS['mtp']}"
+            )
+        warnings = [] if found.warning is None else [found.warning]
+        return LoadedHead(build_head(found.folder, decoder, vocab), None, warnings)
+    except ForerunError as error:
+        return LoadedHead(None, str(error), [f"no MTP drafts: {error}"])
+
+
+def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int) -> MtpDrafter:
+    """A drafter with a cache for as many tokens as the target's, and a target that shows what the head looks at."""
+    decoder.taps = head.taps
+    own = PagePool(head.block.layout, 1, pool.count, pool.page, decoder.dtype, decoder.device)
+    return MtpDrafter(head, own, vocab, CHUNK)
 
 
 def run_probe(decoder: Decoder, pool: PagePool, progress: Progress) -> ProbeResult:

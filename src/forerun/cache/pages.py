@@ -1,23 +1,54 @@
-"""The pool of key/value pages, and one sequence's share of it."""
+"""The pool of key/value pages and of recurrent state, and one sequence's share of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from forerun.kernels.interface import HeadLayout, LayerPages, Span
+from forerun.cache.recurrent import SlotContents, StateSlots
+from forerun.kernels.interface import DeltaLayout, HeadLayout, LayerPages, Span, SpanState
+
+MAX_SLOTS = 64  # sequences whose recurrent state is held at once, when memory allows
+SLOT_SHARE = 0.5  # of the cache's memory, at most, that goes to recurrent state
+
+
+class CacheShape(Protocol):
+    """What a model's config says about the state it keeps."""
+
+    @property
+    def layout(self) -> HeadLayout: ...
+
+    @property
+    def attention_layers(self) -> int: ...
+
+    @property
+    def delta(self) -> DeltaLayout | None: ...
+
+    @property
+    def recurrent_layers(self) -> int: ...
 
 
 class PagePool:
-    """Pages of keys and values for all layers. Memory is reserved at once but touched only when handed out."""
+    """Pages of keys and values for all attention layers, and slots for the state of recurrent ones.
+
+    Memory is reserved at once but touched only when handed out.
+    """
 
     def __init__(
-        self, layout: HeadLayout, layers: int, pages: int, page: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: HeadLayout,
+        layers: int,
+        pages: int,
+        page: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        states: StateSlots | None = None,
     ) -> None:
         assert page & (page - 1) == 0, "attention halves pages"
-        self.page, self.count, self.device = page, pages, device
+        self.page, self.count, self.device, self.states = page, pages, device, states
         keys = (pages, layout.kv_heads, layout.size, page)
         values = (pages, layout.kv_heads, page, layout.size)
         self.layers = [
@@ -28,6 +59,42 @@ class PagePool:
             for _ in range(layers)
         ]
         self._free = list(reversed(range(pages)))  # the lowest number is handed out first
+
+    @classmethod
+    def for_model(
+        cls,
+        shape: CacheShape,
+        pages: int,
+        page: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        slots: int = MAX_SLOTS,
+    ) -> PagePool:
+        """A pool for a model: pages for its attention layers, and slots when it has recurrent ones."""
+        states = None if shape.delta is None else StateSlots(shape.delta, shape.recurrent_layers, slots, device)
+        return cls(shape.layout, shape.attention_layers, pages, page, dtype, device, states)
+
+    @classmethod
+    def within(
+        cls, shape: CacheShape, tokens: int, page: int, memory: int, dtype: torch.dtype, device: torch.device
+    ) -> PagePool | None:
+        """A pool for up to `tokens` tokens in up to `memory` bytes; None when that is too little to run at all."""
+        slots = 0
+        if shape.delta is not None:
+            each = StateSlots.bytes_per_slot(shape.delta, shape.recurrent_layers)
+            slots = min(MAX_SLOTS, int(memory * SLOT_SHARE) // each)
+            memory -= slots * each
+            if slots < 2:  # the exactness probe runs two sequences side by side
+                return None
+        layout = shape.layout
+        per_page = 2 * layout.kv_heads * layout.size * dtype.itemsize * shape.attention_layers * page
+        pages = min(tokens // page, memory // per_page)
+        return cls.for_model(shape, pages, page, dtype, device, slots) if pages >= 2 else None
+
+    @property
+    def free_slots(self) -> int:
+        """Sequences that can still start."""
+        return MAX_SLOTS if self.states is None else self.states.free
 
     @property
     def free(self) -> int:
@@ -52,9 +119,12 @@ class PagePool:
         self._free.extend(reversed(pages))
 
     def check(self, owners: list[SequenceCache]) -> None:
-        """Every page has exactly one owner or is free."""
+        """Every page and every slot has exactly one owner or is free."""
         held = [page for owner in owners for page in owner.pages]
         assert sorted(held + self._free) == list(range(self.count)), "a page was lost or handed out twice"
+        if self.states is not None:
+            slots = [owner.slot for owner in owners if owner.slot is not None] + self.states.unowned
+            assert sorted(slots) == list(range(self.states.count)), "a slot was lost or handed out twice"
 
 
 @dataclass(slots=True)
@@ -63,15 +133,26 @@ class ParkedPages:
 
     keys: list[Tensor]  # per layer [pages, kv heads, size, page]
     values: list[Tensor]
+    state: SlotContents | None
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A point to go back to, for as long as the pages of the tokens before it are held."""
+
+    length: int
+    state: SlotContents | None
 
 
 class SequenceCache:
-    """Keys and values of one sequence. Rows written past `length` do not exist until `commit` keeps them."""
+    """Keys, values and state of one sequence. Rows written past `length` do not exist until `commit` keeps them."""
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.length = 0
         self.pages: list[int] = []
+        self.slot: int | None = None
+        self._pass: SpanState | None = None  # where the last pass left its state
         self.table = torch.zeros(0, dtype=torch.int32, device=pool.device)
         self.parked: ParkedPages | None = None
 
@@ -80,7 +161,9 @@ class SequenceCache:
         return max(0, self.pool.pages_for(tokens) - len(self.pages))
 
     def grow(self, tokens: int) -> None:
-        """Hold pages for `tokens` tokens in all."""
+        """Hold pages for `tokens` tokens in all, and a slot."""
+        if self.slot is None and self.pool.states is not None:
+            self.slot = self.pool.states.take()
         count = self.missing(tokens)
         if count:
             self._own(self.pages + self.pool.take(count))
@@ -91,28 +174,63 @@ class SequenceCache:
 
     def span(self, start: int, count: int) -> Span:
         """The next `count` rows of this sequence, at row `start` of a pass."""
-        return Span(start, count, self.length, self.table)
+        if self.pool.states is not None:
+            assert self.slot is not None, "grow comes first"
+            self._pass = self.pool.states.span(self.slot, count)
+        return Span(start, count, self.length, self.table, self._pass)
 
     def commit(self, count: int) -> None:
         """Keep `count` of the rows just written, forget the rest."""
         assert count >= 0 and self.length + count <= len(self.pages) * self.pool.page
+        if self.pool.states is not None:
+            assert self._pass is not None, "a commit follows a pass"
+            self.pool.states.commit(self._pass, count)
+            self._pass = None
         self.length += count
 
+    def rewind(self, length: int) -> None:
+        """Forget the tokens from `length` on, long committed ones included: only where nothing is recurrent."""
+        assert self.pool.states is None and length <= self.length, "recurrent state goes back to snapshots only"
+        self.length = length
+
+    def snapshot(self) -> Snapshot:
+        """Where the sequence stands between two passes."""
+        states, slot = self.pool.states, self.slot
+        state = None if states is None or slot is None else states.copy(slot, self.pool.device)
+        return Snapshot(self.length, state)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of the same sequence."""
+        if snapshot.state is not None:
+            assert self.pool.states is not None and self.slot is not None
+            self.pool.states.put(self.slot, snapshot.state)
+        self.length, self._pass = snapshot.length, None
+
     def release(self) -> None:
-        """Give all pages back."""
+        """Give all pages and the slot back."""
         self.pool.give_back(self.pages)
         self._own([])
+        self._leave_slot()
         self.parked, self.length = None, 0
 
+    def _leave_slot(self) -> None:
+        if self.slot is not None and self.pool.states is not None:
+            self.pool.states.give_back(self.slot)
+        self.slot = self._pass = None
+
     def park(self) -> None:
-        """Move the contents to host memory and give the pages back."""
+        """Move the contents to host memory and give pages and slot back."""
+        host = torch.device("cpu")
+        states, slot = self.pool.states, self.slot
         pages = torch.tensor(self.pages, dtype=torch.long, device=self.pool.device)
         self.parked = ParkedPages(
             [layer.keys[pages].cpu() for layer in self.pool.layers],
             [layer.values[pages].cpu() for layer in self.pool.layers],
+            None if states is None or slot is None else states.copy(slot, host),
         )
         self.pool.give_back(self.pages)
         self._own([])
+        self._leave_slot()
 
     @property
     def parked_pages(self) -> int:
@@ -127,4 +245,7 @@ class SequenceCache:
         for layer, keys, values in zip(self.pool.layers, self.parked.keys, self.parked.values, strict=True):
             layer.keys[pages] = keys.to(self.pool.device)
             layer.values[pages] = values.to(self.pool.device)
+        if self.parked.state is not None and self.pool.states is not None:
+            self.slot = self.pool.states.take()
+            self.pool.states.put(self.slot, self.parked.state)
         self.parked = None

@@ -126,6 +126,15 @@ def generate(
         str | None,
         typer.Option("--draft-model", help="A smaller model with the same tokenizer.", rich_help_panel=DRAFT_PANEL),
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head",
+            metavar="FOLDER",
+            help="An MTP head for the model; default: its own, or one of forerun's.",
+            rich_help_panel=DRAFT_PANEL,
+        ),
+    ] = None,
     draft_tokens: Annotated[
         str, typer.Option("--draft-tokens", metavar="N|auto", help="Drafted per round.", rich_help_panel=DRAFT_PANEL)
     ] = "auto",
@@ -145,7 +154,7 @@ def generate(
     quiet: Quiet = False,
 ) -> None:
     """Answer a prompt: the text streams to stdout, one line about it goes to stderr."""
-    _refuse_contradictions(raw=raw, system=system, draft=draft, draft_model=draft_model, stop=stop or [])
+    _refuse_contradictions(raw=raw, system=system, draft=draft, draft_model=draft_model, head=head, stop=stop or [])
     require_positive("--max-tokens", max_tokens)
     require_positive("--max-context", max_context)
     sampling = {
@@ -185,6 +194,7 @@ def generate(
         quantize=quantize.value,
         max_context=max_context,
         draft_model=draft_model,
+        head="auto" if head is None else head,
         progress=progress,
     )
     with forerun.stream(loaded, text, progress=progress, **options) as answer:
@@ -198,15 +208,21 @@ def generate(
 
 
 def _refuse_contradictions(
-    *, raw: bool, system: str | None, draft: DraftKind, draft_model: str | None, stop: list[str]
+    *, raw: bool, system: str | None, draft: DraftKind, draft_model: str | None, head: str | None, stop: list[str]
 ) -> None:
     """Flags that would be ignored are errors, found before the model loads."""
     if raw and system is not None:
         raise ForerunError("--raw uses no chat template, so --system has nowhere to go: drop one of them")
     if draft is DraftKind.model and draft_model is None:
         raise ForerunError("--draft model needs a model: name it with --draft-model")
-    if draft in (DraftKind.off, DraftKind.lookup) and draft_model is not None:
+    if draft in (DraftKind.off, DraftKind.lookup, DraftKind.mtp) and draft_model is not None:
         raise ForerunError(f"--draft {draft.value} uses no draft model: drop --draft-model, or use --draft model")
+    if draft not in (DraftKind.auto, DraftKind.mtp) and head is not None:
+        raise ForerunError(f"--draft {draft.value} uses no MTP head: drop --head, or use --draft mtp")
+    if head is not None and draft_model is not None:
+        raise ForerunError("--head and --draft-model name two drafters: drop one of them")
+    if head == "":
+        raise ForerunError("--head is empty: give the folder of an MTP head")
     if "" in stop:
         raise ForerunError("--stop is empty: give the text to stop at")
 

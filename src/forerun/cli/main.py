@@ -13,7 +13,9 @@ from typer.exceptions import TyperException
 
 from forerun import __version__
 from forerun.cli.check import check
+from forerun.cli.convert import convert
 from forerun.cli.generate import generate
+from forerun.cli.train_head import train_head
 from forerun.errors import ForerunError
 
 EXIT_BAD_INPUT = 2
@@ -45,6 +47,8 @@ def build_app() -> typer.Typer:
     app.callback(invoke_without_command=True)(_overview)
     app.command()(generate)
     app.command()(check)
+    app.command()(convert)
+    app.command()(train_head)
     return app
 
 

@@ -17,6 +17,7 @@ class DraftKind(StrEnum):
     auto = "auto"
     off = "off"
     lookup = "lookup"
+    mtp = "mtp"
     model = "model"
 
 

@@ -28,6 +28,7 @@ class Lookup:
     """
 
     name = "lookup"
+    wants_features = False
 
     def __init__(self, minimum_match: int = 2) -> None:
         if minimum_match < 1:
@@ -41,9 +42,12 @@ class Lookup:
         self._automata[sequence_id] = SuffixAutomaton(tokens)
         self._queued[sequence_id] = []
 
-    def observe(self, sequence_id: int, tokens: list[int], hidden: Tensor | None) -> None:  # noqa: ARG002
-        """Queues committed tokens; hidden states are of no use here."""
+    def observe(self, sequence_id: int, tokens: list[int]) -> None:
+        """Queues committed tokens."""
         self._queued[sequence_id].extend(tokens)
+
+    def feed(self, sequence_id: int, features: Tensor) -> None:
+        """Needs no features."""
 
     def propose(self, wants: list[Want]) -> list[Draft]:
         """One draft per want, empty where the end of the text has no earlier twin."""

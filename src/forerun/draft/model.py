@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
+from forerun.draft.drawing import Drawing
 from forerun.draft.protocol import Draft, Want
+from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import make_pass
-from forerun.sample.acceptance import draw
-from forerun.sample.choose import choose, probabilities
-from forerun.sample.row import Row
 
 FEW = 16  # rows that are caught up in a decode pass
 
@@ -36,23 +34,32 @@ class State:
         # The last token is fed again when nothing is missing: its logits are what drafting starts from.
         keep = min(same, len(self.tokens) - 1)
         del self.fed[keep:]
-        self.cache.length = keep
+        self.cache.rewind(keep)
 
 
 class ModelDrafter:
     """Drafts for all sequences together: one catch-up pass, then one pass per depth."""
 
     name = "model"
+    wants_features = False
 
     def __init__(self, model: Decoder, pool: PagePool, vocab: int, chunk: int) -> None:
+        if pool.states is not None:
+            raise ForerunError(
+                f"a {model.config.family} model cannot draft: its recurrent state does not go back to earlier tokens; "
+                "use its own MTP head (--draft mtp) or another draft model"
+            )
         self.model, self.pool, self.vocab, self.chunk = model, pool, vocab, chunk
         self._states: dict[int, State] = {}
 
     def open(self, sequence_id: int, tokens: list[int]) -> None:
         self._states[sequence_id] = State(SequenceCache(self.pool), list(tokens))
 
-    def observe(self, sequence_id: int, tokens: list[int], hidden: Tensor | None) -> None:  # noqa: ARG002
+    def observe(self, sequence_id: int, tokens: list[int]) -> None:
         self._states[sequence_id].tokens += tokens
+
+    def feed(self, sequence_id: int, features: Tensor) -> None:
+        """Needs no features."""
 
     def close(self, sequence_id: int) -> None:
         state = self._states.pop(sequence_id, None)
@@ -68,29 +75,14 @@ class ModelDrafter:
                 raise MemoryError("the draft model's cache is full")
             state.cache.grow(room)
             self._prefill(state)
-        drafts = [Draft([], None) for _ in wants]
-        distributions: list[list[Tensor]] = [[] for _ in wants]
+        drawing = Drawing(wants, self.vocab)
         rows = self._catch_up(states)
         for depth in range(max(want.depth for want in wants)):
-            live = [index for index, want in enumerate(wants) if depth < want.depth]
-            if depth:
-                rows = self._feed([(states[i], [drafts[i].tokens[-1]]) for i in live])
-            for place, index in enumerate(live):
-                token, q = self._sample(rows[place], wants[index], drafts[index].tokens)
-                drafts[index].tokens.append(token)
-                if q is not None:
-                    distributions[index].append(q)
-        for draft, mine in zip(drafts, distributions, strict=True):
-            draft.probabilities = torch.stack(mine) if mine else None
-        return drafts
-
-    def _sample(self, logits: Tensor, want: Want, drafted: list[int]) -> tuple[int, Tensor | None]:
-        """Coupled drafts use the target's own noise; under rejection they must not."""
-        row = Row(want.row.params, want.row.history, tuple(drafted), want.row.position + len(drafted), None)
-        if not want.rejection or row.params.temperature == 0:
-            return choose(logits[None], [row], self.vocab)[0], None
-        q = probabilities(logits[None], [row], self.vocab)[0]
-        return draw(q, row.params, row.position, stream=1), q
+            live = drawing.live(depth)
+            if depth and live:
+                rows = self._feed([(states[index], [drawing.tokens[index][-1]]) for index in live])
+            drawing.draw(live, rows)
+        return drawing.drafts()
 
     def _prefill(self, state: State) -> None:
         """Long stretches go in chunks of their own; what is left is caught up together with other sequences."""

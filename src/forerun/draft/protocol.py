@@ -40,15 +40,21 @@ class Drafter(Protocol):
     """Proposes tokens for many sequences. Keeps its own state for each, between `open` and `close`."""
 
     name: str
+    wants_features: bool  # does it look inside the target? Then `feed` is called.
 
     def open(self, sequence_id: int, tokens: list[int]) -> None:
         """A sequence begins; `tokens` is its prompt."""
         ...
 
-    def observe(self, sequence_id: int, tokens: list[int], hidden: Tensor | None) -> None:
-        """Tokens were committed: every one after the prompt comes by here once, in order, the pending one included.
+    def observe(self, sequence_id: int, tokens: list[int]) -> None:
+        """Tokens were committed: every one after the prompt comes by here once, in order, the pending one included."""
+        ...
 
-        `hidden` holds the target's post-final-norm rows for those tokens, or None when nobody asked for them.
+    def feed(self, sequence_id: int, features: Tensor) -> None:
+        """What the target computed at committed positions [rows, features], from the first prompt token on, in order.
+
+        By then the tokens up to and including the one after the last of these positions are known, except at the end
+        of the prompt. Called only when `wants_features` is set. Keep a copy: the tensor may be reused.
         """
         ...
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from itertools import count
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.protocol import Drafter
+from forerun.engine.following import feed, wants_features
 from forerun.engine.policy import DepthPolicy
 from forerun.engine.request import MAX_DEPTH, Request
 from forerun.engine.round import NOTHING, Turn, run_round, verify
@@ -18,6 +20,11 @@ from forerun.models.layers.rows import make_pass
 from forerun.sample.history import TokenHistory
 
 CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
+HINTS = {
+    "lookup": "use --draft off",
+    "mtp": "give a head with --head FOLDER (forerun train-head makes one)",
+    "model": "name one with --draft-model",
+}
 
 
 class Engine:
@@ -34,9 +41,12 @@ class Engine:
         max_sequences: int = 64,
         max_width: int = MAX_DEPTH + 1,
         chunk: int = CHUNK,
+        unavailable: Mapping[str, str] | None = None,
     ) -> None:
+        """`unavailable`: why a drafter that a user may ask for is not among `drafters`."""
         self.model, self.pool, self.drafters = model, pool, drafters
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
+        self.unavailable = dict(unavailable or {})
         self.scheduler = Scheduler(pool, context, max_sequences)
         self._ids = count()
 
@@ -48,15 +58,17 @@ class Engine:
                 f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it or raise max context"
             )
         limit = self.context if request.max_tokens is None else min(self.context, prompt + request.max_tokens)
+        arm = self._arm(request)
         sequence = Sequence(
             id=next(self._ids),
             request=request,
             cache=SequenceCache(self.pool),
             history=TokenHistory(request.prompt),
             sink=sink,
-            policy=DepthPolicy(self._arm(request), request.draft_tokens),
+            policy=DepthPolicy(arm, request.draft_tokens),
             limit=limit,
             tokens=list(request.prompt),
+            arms=[] if arm is None else [arm],
         )
         self.scheduler.submit(sequence)
         return sequence
@@ -64,10 +76,11 @@ class Engine:
     def _arm(self, request: Request) -> str | None:
         if request.draft == "off":
             return None
-        name = "lookup" if request.draft == "auto" else request.draft
+        name: str = request.draft
+        if name == "auto":
+            name = "mtp" if "mtp" in self.drafters else "lookup"
         if name not in self.drafters:
-            hint = "name one with --draft-model" if name == "model" else "use --draft off"
-            raise ForerunError(f"no {name} drafter is loaded: {hint}")
+            raise ForerunError(f"no {name} drafter is loaded: {self.unavailable.get(name) or HINTS[name]}")
         return name
 
     def step(self) -> None:
@@ -102,9 +115,11 @@ class Engine:
         cache, prompt = sequence.cache, sequence.request.prompt
         start = cache.length
         stop = min(start + self.chunk - start % self.chunk, len(prompt))
-        batch = make_pass([(cache, list(prompt[start:stop]))], last_only=True, prefill=True)
+        features = wants_features(sequence, self.drafters)
+        batch = make_pass([(cache, list(prompt[start:stop]))], last_only=True, prefill=True, features=features)
         output = self.model.forward(batch)
         cache.commit(stop - start)
+        feed(sequence, self.drafters, output, 0, stop - start)
         if stop == len(prompt):
             sequence.status = Status.RUNNING
             turn = Turn(sequence, None, 0, NOTHING)
@@ -150,6 +165,6 @@ class Engine:
         """Free everything a sequence holds."""
         self.cancel(sequence)
         self.scheduler.remove(sequence)
-        for name in sequence.open_drafters:
+        for name in sequence.told:
             self.drafters[name].close(sequence.id)
-        sequence.open_drafters.clear()
+        sequence.told.clear()

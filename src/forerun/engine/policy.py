@@ -5,6 +5,8 @@ from __future__ import annotations
 from forerun.engine.request import MAX_DEPTH
 
 START = 4
+# A head is right about as often in one place as in another, and each of its drafts costs a pass: no reason to double.
+MTP_DEPTH = 3
 
 
 class DepthPolicy:
@@ -13,7 +15,7 @@ class DepthPolicy:
     def __init__(self, arm: str | None, fixed: int | None) -> None:
         self.arm = arm
         self.fixed = fixed
-        self._depth = START
+        self._depth = MTP_DEPTH if arm == "mtp" else START
 
     @property
     def depth(self) -> int:
@@ -24,7 +26,7 @@ class DepthPolicy:
 
     def learn(self, drafted: int, accepted: int) -> None:
         """What came of a round."""
-        if drafted == 0:
+        if drafted == 0 or self.arm == "mtp":
             return
         if accepted == drafted:
             self._depth = min(MAX_DEPTH, max(self._depth, 2 * drafted))

@@ -87,24 +87,34 @@ class Walk:
         neighbour.grow(rows + 3)
         step(model, [cache], [self.tokens[: self.start]])
         step(model, [neighbour], [[7 % vocab] * 3])
+        self.marks = cache.snapshot(), neighbour.snapshot()
         self.alone = torch.cat([step(model, [cache], [[token]]) for token in self.tokens[self.start :]])
 
     def keeps_bits(self, width: int) -> bool:
         """Rows of one wide pass against the same rows one by one; lengths in the pass are mixed, places vary."""
-        self.cache.length, self.neighbour.length = self.start, 3
+        for cache, mark in zip((self.cache, self.neighbour), self.marks, strict=True):
+            cache.restore(mark)
         mine = self.tokens[self.start : self.start + width]
         other = [token // 2 for token in mine]
+        keep = width // 2  # rows that count: the rest must leave no trace
         if width % 2:
-            logits = step(self.model, [self.neighbour, self.cache], [other, mine])[width:]
+            logits = step(self.model, [self.neighbour, self.cache], [other, mine], keep)[width:]
         else:
-            logits = step(self.model, [self.cache, self.neighbour], [mine, other])[:width]
-        return torch.equal(logits, self.alone[:width])
+            logits = step(self.model, [self.cache, self.neighbour], [mine, other], keep)[:width]
+        return torch.equal(logits, self.alone[:width]) and self._goes_on(keep)
+
+    def _goes_on(self, kept: int) -> bool:
+        """Does the row after `kept` rows of a wide pass come out as it did alone? Only state has to be rolled back."""
+        if self.cache.pool.states is None:
+            return True
+        place = self.start + kept
+        return torch.equal(step(self.model, [self.cache], [self.tokens[place : place + 1]])[0], self.alone[kept])
 
 
-def step(model: Decoder, caches: list[SequenceCache], tokens: list[list[int]]) -> Tensor:
-    """One decode pass that commits all its rows; logits of all of them."""
+def step(model: Decoder, caches: list[SequenceCache], tokens: list[list[int]], keep: int | None = None) -> Tensor:
+    """One decode pass, logits of all its rows; `keep` of each sequence's rows are committed, or all."""
     work = list(zip(caches, tokens, strict=True))
     logits = model.forward(make_pass(work, last_only=False)).logits
     for cache, mine in work:
-        cache.commit(len(mine))
+        cache.commit(len(mine) if keep is None else keep)
     return logits

@@ -8,10 +8,10 @@ from typing import Literal
 from forerun.errors import ForerunError
 from forerun.sample.parameters import SamplingParams
 
-DraftChoice = Literal["auto", "off", "lookup", "model"]
+DraftChoice = Literal["auto", "off", "lookup", "mtp", "model"]
 AcceptChoice = Literal["coupled", "rejection"]
 
-DRAFT_CHOICES = ("auto", "off", "lookup", "model")
+DRAFT_CHOICES = ("auto", "off", "lookup", "mtp", "model")
 ACCEPT_CHOICES = ("coupled", "rejection")
 MAX_DEPTH = 15  # drafts per round; a round has at most one row more
 

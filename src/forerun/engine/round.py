@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 
+import torch
+
 from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.engine.following import feed, switch_off, tell, wants_features
 from forerun.engine.sequence import Sequence
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
@@ -15,7 +17,6 @@ from forerun.sample.acceptance import accept_coupled, accept_rejection
 from forerun.sample.choose import choose, probabilities
 from forerun.sample.row import Row
 
-log = logging.getLogger("forerun")
 NOTHING = Draft([], None)
 
 
@@ -47,9 +48,9 @@ def run_round(turns: list[Turn], model: Decoder, drafters: dict[str, Drafter], v
     """Run one round; every sequence ends it consistent, whatever its drafter did."""
     began = time.perf_counter()
     propose(turns, drafters, vocab)
-    output = forward(turns, model)
+    output = forward(turns, model, features=any(wants_features(turn.sequence, drafters) for turn in turns))
     for turn, (accepted, final) in verify(turns, output, vocab):
-        commit(turn, accepted, final)
+        commit(turn, accepted, final, output, drafters)
     took = time.perf_counter() - began
     for turn in turns:
         turn.sequence.counters.decode_seconds += took
@@ -66,7 +67,7 @@ def propose(turns: list[Turn], drafters: dict[str, Drafter], vocab: int) -> None
             drafts = drafter.propose(wants)
         except Exception as error:  # noqa: BLE001 - a drafter is allowed to fail; it is reported and left out
             for turn in mine:
-                report(turn.sequence, name, f"{type(error).__name__}: {error}")
+                switch_off(turn.sequence, drafter, error)
             continue
         for turn, draft in zip(mine, drafts, strict=True):
             turn.draft = sensible(draft, turn.depth, vocab)
@@ -75,13 +76,7 @@ def propose(turns: list[Turn], drafters: dict[str, Drafter], vocab: int) -> None
 def want(turn: Turn, drafter: Drafter) -> Want:
     """Tell the drafter what was committed since it last drafted, then what is wanted."""
     sequence = turn.sequence
-    if drafter.name not in sequence.open_drafters:
-        drafter.open(sequence.id, sequence.tokens[: sequence.prompt_length])
-        sequence.open_drafters.add(drafter.name)
-        sequence.told = sequence.prompt_length
-    if sequence.told < len(sequence.tokens):
-        drafter.observe(sequence.id, sequence.tokens[sequence.told :], None)
-        sequence.told = len(sequence.tokens)
+    tell(sequence, drafter)
     row = Row(sequence.request.sampling, sequence.history, (), len(sequence.tokens), None)
     return Want(sequence.id, turn.depth, row, sequence.request.accept == "rejection")
 
@@ -96,21 +91,14 @@ def sensible(draft: Draft, depth: int, vocab: int) -> Draft:
     return Draft(tokens, None if draft.probabilities is None else draft.probabilities[: len(tokens)])
 
 
-def report(sequence: Sequence, name: str, reason: str) -> None:
-    """A drafter failed: say so once and go on without it."""
-    sequence.policy.arm = None
-    sequence.warnings.append(f"drafter {name} failed and was switched off: {reason}")
-    log.warning("drafter %s failed and was switched off for this request: %s", name, reason)
-
-
-def forward(turns: list[Turn], model: Decoder) -> Output:
+def forward(turns: list[Turn], model: Decoder, features: bool) -> Output:
     """The target pass over all rows of all sequences."""
     start = 0
     for turn in turns:
         turn.start = start
         start += turn.width
     work = [(turn.sequence.cache, [turn.sequence.pending, *turn.draft.tokens]) for turn in turns]
-    return model.forward(make_pass(work, last_only=False))
+    return model.forward(make_pass(work, last_only=False, features=features))
 
 
 def verify(turns: list[Turn], output: Output, vocab: int) -> list[tuple[Turn, tuple[int, int]]]:
@@ -149,12 +137,13 @@ def couple(turns: list[Turn], output: Output, vocab: int) -> list[tuple[int, int
 def reject(turn: Turn, output: Output, vocab: int) -> tuple[int, int]:
     """Rejection sampling: exact in distribution."""
     logits = output.logits[turn.start : turn.start + turn.width]
-    p = probabilities(logits, turn.rows(), vocab)
-    first = len(turn.sequence.tokens)
-    return accept_rejection(p, turn.draft.tokens, turn.draft.probabilities, turn.sequence.request.sampling, first)
+    p, q = probabilities(logits, turn.rows(), vocab), turn.draft.probabilities
+    if q is not None and q.shape[1] != p.shape[1]:  # a drafter need not know ids that nobody may choose
+        q = torch.nn.functional.pad(q, (0, p.shape[1] - q.shape[1]))
+    return accept_rejection(p, turn.draft.tokens, q, turn.sequence.request.sampling, len(turn.sequence.tokens))
 
 
-def commit(turn: Turn, accepted: int, final: int) -> None:
+def commit(turn: Turn, accepted: int, final: int, output: Output, drafters: dict[str, Drafter]) -> None:
     """Emit the accepted drafts and the final token; keep just the rows of tokens that were emitted before the last."""
     sequence, drafts = turn.sequence, turn.draft.tokens
     emitted = 0
@@ -163,6 +152,7 @@ def commit(turn: Turn, accepted: int, final: int) -> None:
         if sequence.emit(token, from_draft=emitted <= accepted):
             break
     sequence.cache.commit(emitted)
+    feed(sequence, drafters, output, turn.start, emitted)
     counters = sequence.counters
     counters.rounds += 1
     counters.drafted += len(drafts)

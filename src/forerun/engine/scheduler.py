@@ -45,14 +45,14 @@ class Scheduler:
         """Bring back parked sequences, oldest first, then start waiting ones in order."""
         for sequence in self.active:
             if sequence.status is Status.PARKED:
-                if not self._reclaim(sequence.cache.parked_pages + 1):
+                if not self._reclaim(sequence.cache.parked_pages + 1, slots=1):
                     return  # nobody may overtake it
                 sequence.cache.unpark()
                 sequence.status = Status.RUNNING
         while self.waiting and self._busy() < self.max_sequences:
             sequence = self.waiting[0]
             tokens = self.reservation(len(sequence.request.prompt), sequence.request.max_tokens)
-            if not self._reclaim(self.pool.pages_for(tokens)):
+            if not self._reclaim(self.pool.pages_for(tokens), slots=1):
                 return
             sequence.cache.grow(tokens)
             sequence.status = Status.PREFILL
@@ -61,14 +61,14 @@ class Scheduler:
     def _busy(self) -> int:
         return sum(s.status not in (Status.FINISHED, Status.PAUSED) for s in self.active)
 
-    def _reclaim(self, pages: int) -> bool:
-        """See that `pages` are free; whoever sits idle on some is moved to host memory."""
+    def _reclaim(self, pages: int, slots: int = 0) -> bool:
+        """See that `pages` and `slots` are free; whoever sits idle on some is moved to host memory."""
         for sequence in self.active:
-            if self.pool.free >= pages:
+            if self.pool.free >= pages and self.pool.free_slots >= slots:
                 break
             if sequence.status in (Status.FINISHED, Status.PAUSED) and sequence.cache.pages:
                 sequence.cache.park()
-        return self.pool.free >= pages
+        return self.pool.free >= pages and self.pool.free_slots >= slots
 
     def prefilling(self) -> Sequence | None:
         """The oldest sequence whose prompt is not yet in the cache."""

@@ -75,8 +75,8 @@ class Sequence:
     warnings: list[str] = field(default_factory=list)
     error: Exception | None = None
     tail: str = ""  # text held back until the end
-    open_drafters: set[str] = field(default_factory=set)
-    told: int = 0  # tokens its drafters have observed
+    arms: list[str] = field(default_factory=list)  # drafters it may use
+    told: dict[str, int] = field(default_factory=dict)  # tokens each of them has observed; those not in it are not open
 
     @property
     def prompt_length(self) -> int:

@@ -11,15 +11,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.kernels import compiled
+from forerun.kernels.cpu_recurrent import RecurrentCpu
 from forerun.kernels.interface import HeadLayout, LayerPages, Span
-from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix, round_to_int8
+from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix, Weight, round_to_int8
 from forerun.kernels.prefill import prefill_attention
 
 fbgemm_product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op  # skips a slow wrapper
 ZERO_POINT = 64  # moves digits from −64…64 to the unsigned bytes fbgemm multiplies
 
 
-class CpuKernels:
+class CpuKernels(RecurrentCpu):
     """float32 activations; weights in float32 or, with `quantize`, in 8 bits."""
 
     def __init__(self, quantize: bool) -> None:
@@ -27,15 +28,18 @@ class CpuKernels:
         self.fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
         self.name = ("cpu, int8 (fbgemm)" if self.fbgemm else "cpu, int8 (own loop)") if quantize else "cpu, float32"
 
-    def matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
-        bias = None if bias is None else bias.float().contiguous()
+    def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
         if not self.quantize:
-            return FloatMatrix(weight.float().contiguous(), bias)
+            return self.float_matrix(weight.float(), bias)
+        bias = None if bias is None else bias.float().contiguous()
         values, scale = round_to_int8(weight)
-        shape = (weight.shape[0], weight.shape[1])
+        shape = (values.shape[0], values.shape[1])
         if self.fbgemm:
             return IntMatrix(None, scale, bias, shape, pack_for_fbgemm(values))
         return IntMatrix(values, scale, bias, shape)
+
+    def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+        return FloatMatrix(weight.float().contiguous(), None if bias is None else bias.float().contiguous())
 
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
         if isinstance(matrix, FloatMatrix):

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from forerun.kernels.matrix import Matrix
+from forerun.kernels.matrix import Matrix, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,75 @@ class HeadLayout:
         return (self.heads + 2 * self.kv_heads) * self.size
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaLayout:
+    """Shape of a gated delta rule layer. Columns of its convolution: queries, then keys, then values."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    window: int  # inputs the convolution sees, the row's own included
+
+    @property
+    def key_column(self) -> int:
+        return self.key_heads * self.key_size
+
+    @property
+    def value_column(self) -> int:
+        return 2 * self.key_heads * self.key_size
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_size
+
+    @property
+    def width(self) -> int:
+        return self.value_column + self.values
+
+    @property
+    def record(self) -> int:
+        """Columns of a recorded row: normalised keys, values, decay and strength of each value head."""
+        return self.key_column + self.values + 2 * self.value_heads
+
+
+@dataclass(slots=True)
+class RecurrentLayer:
+    """One recurrent layer's state of all sequences, by slot.
+
+    The state and the first `window - 1` rows of `inputs` are as before the last pass; the rows of that pass are
+    recorded. Whatever runs next first replays `kept` of them, with the routine that ran them.
+    """
+
+    state: Tensor  # [slots, value heads, key size, value size] float32
+    inputs: Tensor  # [slots, window - 1 + recorded rows, layout.width] float32
+    record: Tensor  # [slots, recorded rows, layout.record] float32
+    kept: Tensor  # [2, slots] int64 in host memory: rows to replay in the convolution and in the state
+
+    @property
+    def rows(self) -> int:
+        """The most rows of a pass that are recorded; after wider ones the state is staged."""
+        return self.record.shape[1]
+
+
+@dataclass(slots=True)
+class Staged:
+    """State after a pass too wide to record; it counts once the pass is committed as a whole."""
+
+    count: int
+    state: Tensor  # [layers, value heads, key size, value size] float32
+    inputs: Tensor  # [layers, window - 1, layout.width] float32
+
+
+@dataclass(slots=True)
+class SpanState:
+    """Where the recurrent state of one sequence is."""
+
+    slot: int
+    layers: list[RecurrentLayer]
+    staged: Staged | None
+
+
 @dataclass(slots=True)
 class Span:
     """The rows of one sequence in a pass."""
@@ -39,6 +108,7 @@ class Span:
     count: int
     position: int  # of its first row in the sequence
     pages: Tensor  # [pages of the sequence] int32
+    state: SpanState | None = None  # of models with recurrent layers
 
 
 @dataclass(slots=True)
@@ -47,6 +117,22 @@ class LayerPages:
 
     keys: Tensor  # [pages, kv heads, head size, page size]
     values: Tensor  # [pages, kv heads, page size, head size]
+
+
+@dataclass(slots=True)
+class Decay:
+    """How fast the state of each value head fades: α = exp(rate · softplus(input + bias))."""
+
+    rate: Tensor  # [value heads] float32, negative
+    bias: Tensor  # [value heads] float32
+
+
+@dataclass(slots=True)
+class Expert:
+    """One gated feed-forward network."""
+
+    gate_up: Matrix  # [2 · inner, hidden], gate first
+    down: Matrix  # [hidden, inner]
 
 
 class Kernels(Protocol):
@@ -58,8 +144,12 @@ class Kernels(Protocol):
 
     name: str
 
-    def matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
-        """Pack weight [out, in] the way `linear` wants it."""
+    def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
+        """Pack weight [out, in] the way `linear` wants it; weights that are stored in 8 bits may come as they are."""
+        ...
+
+    def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+        """As `matrix`, for weights that are never rounded: routers, gates of a recurrence, the input of a head."""
         ...
 
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
@@ -90,4 +180,44 @@ class Kernels(Protocol):
         self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages, window: int, prefill: bool
     ) -> Tensor:
         """[rows, layout.width] → [rows, heads · size]; window 0 means all keys before the row."""
+        ...
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
+        """x [rows, width] · sigmoid of columns `first` and following of gate; a gate with one column left is shared."""
+        ...
+
+    def convolve(self, x: Tensor, layout: DeltaLayout, spans: list[Span], layer: int, weight: Tensor) -> Tensor:
+        """silu of a causal convolution per channel of x's first columns: [rows, layout.width]; weight [window, width].
+
+        Takes part in `Span.state`: see `RecurrentLayer`.
+        """
+        ...
+
+    def delta_rule(
+        self,
+        mixed: Tensor,
+        gates: Tensor,
+        layout: DeltaLayout,
+        spans: list[Span],
+        layer: int,
+        decay: Decay,
+        prefill: bool,
+    ) -> Tensor:
+        """The recurrence S ← αS, S ← S + k·β(v − Sᵀk), out = Sᵀq over the rows of each sequence, in float32.
+
+        mixed [rows, layout.width] from `convolve`, gates [rows, 2 · value heads] (β's input, then α's)
+        → [rows, layout.values]. Takes part in `Span.state`.
+        """
+        ...
+
+    def gated_norm(self, x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
+        """RMS norm of each head of x [rows, heads · size], times weight, times silu of gate's columns from `first`."""
+        ...
+
+    def route(self, logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        """The `top` largest of each row, largest first, and their softmax: ids [rows, top] int64, weights float32."""
+        ...
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: list[Expert], prefill: bool) -> Tensor:
+        """Σ weight · expert(row) over the experts of each row, in ascending order of their ids."""
         ...

@@ -50,8 +50,40 @@ class IntMatrix:
 Matrix = FloatMatrix | IntMatrix
 
 
-def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+@dataclass(slots=True)
+class Rounded:
+    """Weights that were rounded to 8 bits before they were stored; works like the tensor it stands for."""
+
+    values: Tensor  # [..., out, in] int8
+    scale: Tensor  # [..., out] float32
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Rounded:  # noqa: ARG002 - stays in 8 bits
+        return Rounded(self.values.to(device), self.scale.to(device))
+
+    def __getitem__(self, index: int | Tensor) -> Rounded:
+        """Some rows, or one of a stack of matrices."""
+        return Rounded(self.values[index], self.scale[index])
+
+    def float(self) -> Tensor:
+        """[..., out, in] float32."""
+        return self.values.float() * self.scale[..., None]
+
+
+Weight = Tensor | Rounded
+
+
+def join(parts: list[Weight]) -> Weight:
+    """Rows of several weights one after another."""
+    rounded = [part for part in parts if isinstance(part, Rounded)]
+    if len(rounded) == len(parts):
+        return Rounded(torch.cat([part.values for part in rounded]), torch.cat([part.scale for part in rounded]))
+    return torch.cat([part.float() if isinstance(part, Rounded) else part for part in parts])
+
+
+def round_to_int8(weight: Weight) -> tuple[Tensor, Tensor]:
     """Symmetric rounding per output row: returns int8 values [out, in] and float32 scales [out]."""
+    if isinstance(weight, Rounded):
+        return weight.values, weight.scale
     weight = weight.float()
     scale = weight.abs().amax(dim=1) / 127
     if not bool(scale.isfinite().all()):

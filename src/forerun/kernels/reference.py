@@ -10,11 +10,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.kernels.interface import HeadLayout, LayerPages, Span
-from forerun.kernels.matrix import DIGIT, FloatMatrix, IntMatrix, Matrix, round_to_int8, split_digits
+from forerun.kernels.matrix import (
+    DIGIT,
+    FloatMatrix,
+    IntMatrix,
+    Matrix,
+    Rounded,
+    Weight,
+    round_to_int8,
+    split_digits,
+)
 from forerun.kernels.prefill import gather, prefill_attention
+from forerun.kernels.reference_recurrent import RecurrentReference
 
 
-class ReferenceKernels:
+class ReferenceKernels(RecurrentReference):
     """Plain torch on any device."""
 
     name = "reference"
@@ -22,11 +32,14 @@ class ReferenceKernels:
     def __init__(self, quantize: bool = False) -> None:
         self.quantize = quantize
 
-    def matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+    def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
         if not self.quantize:
-            return FloatMatrix(weight, bias)
+            return self.float_matrix(weight.float() if isinstance(weight, Rounded) else weight, bias)
         values, scale = round_to_int8(weight)
-        return IntMatrix(values, scale, None if bias is None else bias.float(), (weight.shape[0], weight.shape[1]))
+        return IntMatrix(values, scale, None if bias is None else bias.float(), (values.shape[0], values.shape[1]))
+
+    def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+        return FloatMatrix(weight, bias)
 
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
         if isinstance(matrix, IntMatrix):

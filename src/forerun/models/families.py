@@ -6,8 +6,9 @@ import torch
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Kernels
-from forerun.models import llama, mistral, qwen2, qwen3
+from forerun.models import llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe
 from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.hybrid import HybridDecoder
 from forerun.progress import Progress
 from forerun.weights.checkpoint import Checkpoint
 
@@ -17,6 +18,12 @@ READERS = {
     "qwen2": qwen2.read_config,
     "qwen3": qwen3.read_config,
 }
+HYBRID_READERS = {
+    "qwen3_5": qwen3_5.read_config,
+    "qwen3_5_text": qwen3_5.read_config,
+    "qwen3_5_moe": qwen3_5_moe.read_config,
+    "qwen3_5_moe_text": qwen3_5_moe.read_config,
+}
 
 
 def build(
@@ -24,7 +31,9 @@ def build(
 ) -> Decoder:
     """The decoder of a checkpoint, weights loaded."""
     family = checkpoint.config.get("model_type")
+    if family in HYBRID_READERS:
+        return HybridDecoder(HYBRID_READERS[family](checkpoint.config), kernels, checkpoint, device, dtype, progress)
     if family not in READERS:
-        known = ", ".join(sorted(READERS))
+        known = ", ".join(sorted(READERS | HYBRID_READERS))
         raise ForerunError(f"model type {family!r} is not supported; forerun runs {known}")
     return Decoder(READERS[family](checkpoint.config), kernels, checkpoint, device, dtype, progress)

@@ -18,6 +18,10 @@ from forerun.weights.folder import weight_files
 if TYPE_CHECKING:
     import torch
 
+    from forerun.kernels.matrix import Weight
+
+SCALE = ".scale"  # added to the name of a tensor that is stored in 8 bits: one float32 per row
+
 # Number formats of ordinary weights; anything else means a quantised model whose config does not say so.
 READABLE = ("F64", "F32", "F16", "BF16")
 
@@ -71,6 +75,44 @@ class Checkpoint:
         self._taken.add(name)
         tensor: torch.Tensor = handle.get_tensor(name)
         return tensor
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """As `take`, for a matrix (or a stack of them) that `forerun convert` may have stored in 8 bits."""
+        from forerun.kernels.matrix import Rounded
+
+        if not self.has(name) or self.number_format(name) != "I8" or not self.has(name + SCALE):
+            return self.take(name, shape)
+        values, scale = self.raw(name), self.raw(name + SCALE)
+        if tuple(values.shape) != tuple(shape) or scale.shape != values.shape[:-1]:
+            found = tuple(values.shape)
+            raise ForerunError(f"{self.path}: tensor {name} has shape {found}, expected {tuple(shape)} and its scales")
+        self._taken |= {name, name + SCALE}
+        return Rounded(values, scale)
+
+    def raw(self, name: str) -> torch.Tensor:
+        """A tensor as it is stored, whatever it is; for copying."""
+        tensor: torch.Tensor = self._handle(name).get_tensor(name)
+        return tensor
+
+    def integers(self, name: str) -> torch.Tensor:
+        """A tensor of whole numbers, such as token ids."""
+        handle = self._handle(name)
+        if handle.get_slice(name).get_dtype() not in ("I64", "I32"):
+            raise ForerunError(f"{self.path}: tensor {name} must hold whole numbers")
+        self._taken.add(name)
+        tensor: torch.Tensor = handle.get_tensor(name)
+        return tensor
+
+    def number_format(self, name: str) -> str:
+        """What the file calls the tensor's number format: "F32", "BF16", …"""
+        return str(self._handle(name).get_slice(name).get_dtype())
+
+    def edges(self, name: str, count: int) -> tuple[bytes, bytes]:
+        """The first and the last `count` bytes of a tensor as stored; all of it, twice, when it has no more."""
+        import torch
+
+        stored = self._handle(name).get_tensor(name).reshape(-1).view(torch.uint8)
+        return stored[:count].numpy().tobytes(), stored[-count:].numpy().tobytes()
 
     def leftovers(self, ignore: Callable[[str], bool]) -> list[str]:
         """Names that nobody took and `ignore` does not know, sorted."""

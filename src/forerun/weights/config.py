@@ -10,6 +10,7 @@ from forerun.weights.folder import read_json
 
 CODE_KEYS = ("auto_map", "model_file")
 QUANTISED_KEYS = ("quantization_config", "compression_config", "quantization")
+OWN_METHOD = "forerun-int8"  # what `forerun convert --quantize int8` writes
 METHOD_NAMES = {
     "awq": "AWQ",
     "bitsandbytes": "bitsandbytes",
@@ -54,7 +55,10 @@ def _refuse_code(config: dict[str, Any], where: str) -> None:
 
 def _refuse_quantised(config: dict[str, Any], where: str) -> None:
     for key in QUANTISED_KEYS:
-        if config.get(key):
+        settings = config.get(key)
+        if isinstance(settings, dict) and settings.get("quant_method") == OWN_METHOD:
+            continue
+        if settings:
             raise ForerunError(
                 f"{where}: the weights are quantised with {quantisation_name(key, config[key])}, which is not read; "
                 "use the original float16/bfloat16 model or a GGUF file (--quantize int8 quantises it here)"

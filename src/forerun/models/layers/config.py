@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import HeadLayout
+from forerun.kernels.interface import DeltaLayout, HeadLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,21 @@ class DecoderConfig:
     mlp_bias: bool
     head_norms: bool
     windows: tuple[int, ...]  # per layer; 0 = all keys
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.layers
+
+    @property
+    def delta(self) -> DeltaLayout | None:
+        """The shape of recurrent layers, in families that have them."""
+        return None
+
+    @property
+    def recurrent_layers(self) -> int:
+        """Layers that keep a recurrent state."""
+        return 0
 
 
 def require(config: Mapping[str, Any], name: str) -> int:

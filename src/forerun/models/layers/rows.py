@@ -21,6 +21,7 @@ class Pass:
     pages: list[LayerPages]  # one per layer
     wanted: Tensor | None  # rows whose logits are needed, [n] int64; None = all
     prefill: bool
+    features: bool = False  # does a drafter want to see inside?
 
     @property
     def highest(self) -> int:
@@ -28,7 +29,9 @@ class Pass:
         return max(span.position + span.count for span in self.spans) - 1
 
 
-def make_pass(work: list[tuple[SequenceCache, list[int]]], *, last_only: bool, prefill: bool = False) -> Pass:
+def make_pass(
+    work: list[tuple[SequenceCache, list[int]]], *, last_only: bool, prefill: bool = False, features: bool = False
+) -> Pass:
     """Tokens to feed to each sequence, as one pass. `last_only`: logits after the last token of each sequence."""
     tokens: list[int] = []
     positions: list[int] = []
@@ -42,7 +45,7 @@ def make_pass(work: list[tuple[SequenceCache, list[int]]], *, last_only: bool, p
     pool = work[0][0].pool
     wanted = torch.tensor(last, device=pool.device) if last_only else None
     ids, places = torch.tensor(tokens, device=pool.device), torch.tensor(positions, device=pool.device)
-    return Pass(ids, places, spans, pool.layers, wanted, prefill)
+    return Pass(ids, places, spans, pool.layers, wanted, prefill, features)
 
 
 @dataclass(slots=True)
@@ -51,3 +54,5 @@ class Output:
 
     logits: Tensor  # [wanted rows, vocabulary] float32
     hidden: Tensor  # [rows, hidden], after the final norm
+    # [rows, (taps + 1) · hidden], when the pass asked: inputs of the tapped layers in order, then `hidden`
+    features: Tensor | None = None

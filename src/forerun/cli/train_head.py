@@ -1,0 +1,142 @@
+"""`forerun train-head`: a drafting head for a model that has none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.cli.options import MODEL_PANEL, Quiet, require_positive
+from forerun.cli.terminal_progress import terminal_progress
+from forerun.errors import ForerunError
+
+DATA_PANEL = "Data"
+TRAINING_PANEL = "Training"
+DEFAULT_MINUTES = 30.0
+
+
+def train_head(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the head to.")],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts", help="File or folder of prompts; default: built-in ones.", rich_help_panel=DATA_PANEL
+        ),
+    ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option("--texts", help="Folder of texts for the built-in tasks.", rich_help_panel=DATA_PANEL),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--count", help="Prompts to answer at most.", rich_help_panel=DATA_PANEL)
+    ] = 40_000,
+    answer_tokens: Annotated[
+        int, typer.Option("--answer-tokens", help="Longest answer.", rich_help_panel=DATA_PANEL)
+    ] = 320,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option("--evaluation", help="JSON lines to measure on; default: built-in.", rich_help_panel=DATA_PANEL),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes", help="For everything; default: 30, or what --steps take.", rich_help_panel=TRAINING_PANEL
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Optimiser steps.", rich_help_panel=TRAINING_PANEL)
+    ] = None,
+    rate: Annotated[
+        float, typer.Option("--rate", help="Highest learning rate.", rich_help_panel=TRAINING_PANEL)
+    ] = 1e-3,
+    draft_vocab: Annotated[
+        str,
+        typer.Option("--draft-vocab", metavar="N|auto", help="Ids the head may draft.", rich_help_panel=TRAINING_PANEL),
+    ] = "auto",
+    taps: Annotated[
+        str,
+        typer.Option(
+            "--taps", metavar="I,I,…|auto|none", help="Layers whose input it reads.", rich_help_panel=TRAINING_PANEL
+        ),
+    ] = "auto",
+    intermediate: Annotated[
+        int | None,
+        typer.Option(
+            "--intermediate", help="Feed-forward width; default: the model's.", rich_help_panel=TRAINING_PANEL
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of prompts and training.", rich_help_panel=TRAINING_PANEL)] = 0,
+    work: Annotated[
+        Path | None,
+        typer.Option("--work", help="Where to keep data and checkpoints.", rich_help_panel=TRAINING_PANEL),
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …", rich_help_panel=MODEL_PANEL)
+    ] = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Train a head on answers the model writes itself. Run it again to go on after an interruption."""
+    for name, value in (("--count", count), ("--steps", steps), ("--intermediate", intermediate)):
+        require_positive(name, value)
+    require_positive("--answer-tokens", answer_tokens)
+    if minutes is not None and not minutes > 0:
+        raise ForerunError("--minutes must be above 0")
+    if not 0 < rate < 1:
+        raise ForerunError("--rate must be between 0 and 1")
+    size = _draft_vocab(draft_vocab)
+    layers = _taps(taps)
+
+    from forerun.train.run import train_head as run
+    from forerun.train.settings import Settings
+
+    settings = Settings(
+        seed=seed,
+        minutes=minutes if minutes is not None or steps is not None else DEFAULT_MINUTES,
+        steps=steps,
+        prompts=count,
+        answer_tokens=answer_tokens,
+        rate=rate,
+        draft_vocab=size,
+        taps=layers,
+        intermediate=intermediate,
+    )
+
+    def log(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr)
+
+    report = run(
+        model,
+        out,
+        settings,
+        device=device,
+        prompts=prompts,
+        texts=texts,
+        evaluation=evaluation,
+        work=work,
+        progress=terminal_progress(quiet),
+        log=log,
+    )
+    from forerun.train.card import figures
+
+    print("\n".join(figures(report)))
+
+
+def _draft_vocab(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdigit() or int(text) < 2:
+        raise ForerunError(f"--draft-vocab must be auto or a number of ids, not {text!r}")
+    return int(text)
+
+
+def _taps(text: str) -> tuple[int, ...] | None:
+    if text == "auto":
+        return None
+    parts = [] if text == "none" else text.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise ForerunError(f"--taps must be auto, none or layer numbers like 3,15, not {text!r}")
+    return tuple(sorted({int(part) for part in parts}))

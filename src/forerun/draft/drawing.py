@@ -1,0 +1,95 @@
+"""From a drafter's logits to drafted tokens, the same way for every drafter that has logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from forerun.draft.protocol import Draft, Want
+from forerun.sample.acceptance import draw
+from forerun.sample.choose import choose, probabilities
+from forerun.sample.row import Row, RowError
+
+
+class Drawing:
+    """The drafts of one call of `propose`, drawn depth by depth for all sequences together.
+
+    Coupled drafts use the target's own noise, which is keyed by target ids; under rejection they must not. With a
+    reduced `vocabulary` column n of the logits belongs to target id `vocabulary[n]`.
+    """
+
+    def __init__(self, wants: list[Want], vocab: int, vocabulary: Tensor | None = None) -> None:
+        self.wants, self.vocab, self.vocabulary = wants, vocab, vocabulary
+        self.tokens: list[list[int]] = [[] for _ in wants]
+        self._distributions: list[list[Tensor]] = [[] for _ in wants]
+
+    def live(self, depth: int) -> list[int]:
+        """Which drafts go on at this depth; one that came to an end earlier does not."""
+        return [n for n, want in enumerate(self.wants) if depth < want.depth and len(self.tokens[n]) == depth]
+
+    def draw(self, live: list[int], logits: Tensor) -> None:
+        """Draw the next token of the drafts `live` from logits [live, vocabulary], one row for each."""
+        if not bool(logits.isfinite().all()):
+            raise ArithmeticError("it gave numbers that are infinite or not a number")
+        rows = [self._row(index) for index in live]
+        sampled = [self.wants[index].rejection and not row.params.greedy for index, row in zip(live, rows, strict=True)]
+        coupled = [place for place, is_sampled in enumerate(sampled) if not is_sampled]
+        for place, token in zip(coupled, self._choose(logits, rows, coupled), strict=True):
+            if token is not None:
+                self.tokens[live[place]].append(token)
+        for place, is_sampled in enumerate(sampled):
+            if is_sampled:
+                self._sample(live[place], logits[place : place + 1], rows[place])
+
+    def drafts(self) -> list[Draft]:
+        """What was drawn."""
+        return [
+            Draft(tokens, torch.stack(mine) if mine else None)
+            for tokens, mine in zip(self.tokens, self._distributions, strict=True)
+        ]
+
+    def _row(self, index: int) -> Row:
+        first, drafted = self.wants[index].row, self.tokens[index]
+        return Row(first.params, first.history, tuple(drafted), first.position + len(drafted), first.allowed)
+
+    def _choose(self, logits: Tensor, rows: list[Row], places: list[int]) -> list[int | None]:
+        """The target's choice if these were its logits; None where the draft vocabulary has nothing to choose from."""
+        if not places:
+            return []
+        if len(places) < len(rows):
+            logits, rows = logits[places], [rows[place] for place in places]
+        if self.vocabulary is not None and all(is_argmax(row) for row in rows):
+            return list(self.vocabulary[logits.argmax(dim=1)].tolist())
+        logits = self._spread(logits)
+        try:
+            return list(choose(logits, rows, self.vocab))
+        except RowError:
+            return [self._choose_alone(logits[n : n + 1], row) for n, row in enumerate(rows)]
+
+    def _choose_alone(self, logits: Tensor, row: Row) -> int | None:
+        try:
+            return choose(logits, [row], self.vocab)[0]
+        except RowError:
+            return None
+
+    def _sample(self, index: int, logits: Tensor, row: Row) -> None:
+        try:
+            q = probabilities(self._spread(logits), [row], self.vocab)[0]
+        except RowError:
+            return
+        self.tokens[index].append(draw(q, row.params, row.position))
+        self._distributions[index].append(q)
+
+    def _spread(self, logits: Tensor) -> Tensor:
+        """Logits of target ids [rows, vocab]: ids that the draft vocabulary lacks cannot be drawn."""
+        if self.vocabulary is None:
+            return logits
+        full = logits.new_full((len(logits), self.vocab), float("-inf"))
+        full[:, self.vocabulary] = logits
+        return full
+
+
+def is_argmax(row: Row) -> bool:
+    """Does the largest logit win, with nothing added to any?"""
+    params = row.params
+    return params.greedy and not params.penalised and not len(params.bias_ids) and row.allowed is None

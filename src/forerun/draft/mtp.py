@@ -1,0 +1,174 @@
+"""The `mtp` drafter: a head of one block that sees the target's hidden states; its cache follows the target's.
+
+Slots hold true entries, made from what the target computed at committed positions. While drafting, the head writes
+entries from its own outputs after them; these are forgotten when the draft is done, and the accepted ones among them
+come again as true entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from forerun.cache.pages import PagePool, SequenceCache
+from forerun.draft.drawing import Drawing
+from forerun.draft.protocol import Draft, Want
+from forerun.models.layers.mtp import MtpHead
+from forerun.models.layers.rows import make_pass
+
+FEW = 16  # slots that are caught up in a pass together with other sequences
+MOST_QUEUED = 256  # slots that may wait for the next draft
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """One sequence as the head sees it. The queue holds the features of the slots after those in the cache."""
+
+    cache: SequenceCache
+    tokens: list[int]  # committed by the target, the pending one included
+    queue: list[Tensor] = field(default_factory=list)  # each [rows, features]
+    fed: int = 0  # slots whose features have come
+    last: Tensor | None = None  # [hidden], the head's output at the last slot of the cache
+
+    @property
+    def queued(self) -> int:
+        """Slots that wait."""
+        return self.fed - self.cache.length
+
+    @property
+    def ready(self) -> int:
+        """Slots that wait and whose next token is known."""
+        return min(self.fed, len(self.tokens) - 1) - self.cache.length
+
+    def next_tokens(self, count: int) -> list[int]:
+        """The tokens after each of the first `count` waiting slots."""
+        first = self.cache.length + 1
+        return self.tokens[first : first + count]
+
+    def waiting(self) -> Tensor:
+        """Features of all waiting slots, [queued, features]."""
+        rows = self.queue[0] if len(self.queue) == 1 else torch.cat(self.queue)
+        self.queue = [rows[len(rows) - self.queued :]]
+        return self.queue[0]
+
+    def keep(self, count: int, last: Tensor) -> None:
+        """The first `count` waiting slots are in the cache now."""
+        self.last = last
+        self.cache.commit(count)  # an interruption after this loses nothing: `waiting` drops what the cache holds
+        if self.queued == 0:
+            self.queue.clear()
+
+
+class MtpDrafter:
+    """Drafts for all sequences together: one catch-up pass, then one pass per depth after the first."""
+
+    name = "mtp"
+    wants_features = True
+
+    def __init__(self, head: MtpHead, pool: PagePool, vocab: int, chunk: int) -> None:
+        self.head, self.pool, self.vocab, self.chunk = head, pool, vocab, chunk
+        self._states: dict[int, State] = {}  # whoever was served last comes last
+
+    def open(self, sequence_id: int, tokens: list[int]) -> None:
+        self._states[sequence_id] = State(SequenceCache(self.pool), list(tokens))
+
+    def observe(self, sequence_id: int, tokens: list[int]) -> None:
+        self._states[sequence_id].tokens += tokens
+
+    def feed(self, sequence_id: int, features: Tensor) -> None:
+        """Queue the features; a long queue, a prompt's above all, is worked off at once."""
+        state = self._states[sequence_id]
+        state.queue.append(features.clone())
+        state.fed += len(features)
+        if state.queued > MOST_QUEUED:
+            self._serve(sequence_id)
+            if not self._make_room(state, state.fed, [state]):
+                raise MemoryError("the head's cache is full")
+            self._prefill(state)
+
+    def close(self, sequence_id: int) -> None:
+        state = self._states.pop(sequence_id, None)
+        if state is not None:
+            state.cache.release()
+
+    def propose(self, wants: list[Want]) -> list[Draft]:
+        states = [self._serve(want.sequence_id) for want in wants]
+        for state in states:
+            if state.fed != len(state.tokens) - 1:
+                raise RuntimeError(f"{len(state.tokens)} tokens came with features of {state.fed} positions")
+        # Who has no place now drafts nothing in this round.
+        placed = [self._make_room(s, s.fed + want.depth, states) for s, want in zip(states, wants, strict=True)]
+        states = [state for state, has_place in zip(states, placed, strict=True) if has_place]
+        if not states:
+            return [Draft([], None) for _ in wants]
+        self._catch_up(states)
+        served = [want for want, has_place in zip(wants, placed, strict=True) if has_place]
+        drawing = Drawing(served, self.vocab, self.head.vocabulary)
+        self._draft(states, drawing)
+        made = iter(drawing.drafts())
+        return [next(made) if has_place else Draft([], None) for has_place in placed]
+
+    def _draft(self, states: list[State], drawing: Drawing) -> None:
+        """Draw tokens depth by depth. Entries written on the way are provisional: lengths go back at the end."""
+        lengths = [state.cache.length for state in states]
+        outputs = [state.last for state in states]  # of the newest slot of each sequence
+        try:
+            for depth in range(max(want.depth for want in drawing.wants)):
+                live = drawing.live(depth)
+                if not live:
+                    break
+                hidden = torch.stack([row for index in live if (row := outputs[index]) is not None])
+                if depth:
+                    work = [(states[index].cache, drawing.tokens[index][-1:]) for index in live]
+                    hidden = self.head.forward(hidden, make_pass(work, last_only=False))
+                    for index, row in zip(live, hidden, strict=True):
+                        outputs[index] = row
+                        states[index].cache.commit(1)
+                drawing.draw(live, self.head.logits(hidden))
+        finally:
+            for state, length in zip(states, lengths, strict=True):
+                state.cache.rewind(length)
+
+    def _catch_up(self, states: list[State]) -> None:
+        """Run the waiting slots of all sequences; long queues first, each in passes of its own."""
+        for state in states:
+            self._prefill(state)
+        work = [(state, state.ready) for state in states if state.ready]
+        if work:
+            self._pass(work, prefill=False)
+
+    def _prefill(self, state: State) -> None:
+        while state.ready > FEW:
+            self._pass([(state, min(state.ready, self.chunk))], prefill=True)
+
+    def _pass(self, work: list[tuple[State, int]], prefill: bool) -> None:
+        """Run the next slots of each sequence on the target's features."""
+        features = torch.cat([state.waiting()[:count] for state, count in work])
+        feeding = [(state.cache, state.next_tokens(count)) for state, count in work]
+        batch = make_pass(feeding, last_only=True, prefill=prefill)
+        outputs = self.head.forward(self.head.fuse(features, prefill), batch)
+        for (state, count), last in zip(work, outputs, strict=True):
+            state.keep(count, last)
+
+    def _serve(self, sequence_id: int) -> State:
+        state = self._states.pop(sequence_id)
+        self._states[sequence_id] = state
+        return state
+
+    def _make_room(self, state: State, slots: int, busy: list[State]) -> bool:
+        """Let a sequence hold `slots` slots; those not served for long move to host memory. False when they cannot."""
+        cache = state.cache
+        needed = cache.missing(slots) if cache.parked is None else max(cache.parked_pages, self.pool.pages_for(slots))
+        for other in self._states.values():
+            if self.pool.free >= needed:
+                break
+            if other.cache.pages and other not in busy:
+                other.cache.park()
+        if self.pool.free < needed:
+            return False
+        if cache.parked is not None:
+            cache.unpark()
+        cache.grow(slots)
+        return True

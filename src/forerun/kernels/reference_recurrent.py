@@ -1,0 +1,153 @@
+"""The slow, obvious bodies of recurrent layers, gates and experts; a part of `ReferenceKernels`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.kernels.interface import Decay, DeltaLayout, Expert, RecurrentLayer, Span
+from forerun.kernels.matrix import Matrix
+from forerun.kernels.prefill import chunked_delta_rule
+
+L2_EPS = 1e-6
+
+
+class RecurrentReference(ABC):
+    """One row at a time, in float32."""
+
+    @abstractmethod
+    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor: ...
+
+    @abstractmethod
+    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
+        rows = zip(x.split(1), gate[:, first:].split(1), strict=True)
+        return torch.cat([(row.float() * mine.float().sigmoid()).to(x.dtype) for row, mine in rows])
+
+    def convolve(self, x: Tensor, layout: DeltaLayout, spans: list[Span], layer: int, weight: Tensor) -> Tensor:
+        out = torch.empty(len(x), layout.width, dtype=x.dtype, device=x.device)
+        past = layout.window - 1
+        for span in spans:
+            assert span.state is not None
+            slot, mine, staged = span.state.slot, span.state.layers[layer], span.state.staged
+            inputs = mine.inputs[slot]
+            keep = int(mine.kept[0, slot])
+            inputs[:past] = inputs[keep : keep + past].clone()
+            mine.kept[0, slot] = 0
+            new = x[span.start : span.start + span.count, : layout.width].float()
+            line = torch.cat([inputs[:past], new])
+            for row in range(span.count):
+                total = (line[row : row + layout.window] * weight).sum(0)
+                out[span.start + row] = F.silu(total).to(x.dtype)
+            if staged is None:
+                inputs[past : past + span.count] = new
+            else:
+                staged.inputs[layer] = line[span.count :]
+        return out
+
+    def delta_rule(
+        self,
+        mixed: Tensor,
+        gates: Tensor,
+        layout: DeltaLayout,
+        spans: list[Span],
+        layer: int,
+        decay: Decay,
+        prefill: bool,
+    ) -> Tensor:
+        out = torch.empty(len(mixed), layout.values, dtype=mixed.dtype, device=mixed.device)
+        for span in spans:
+            assert span.state is not None
+            slot, mine, staged = span.state.slot, span.state.layers[layer], span.state.staged
+            for row in mine.record[slot, : int(mine.kept[1, slot])]:
+                mine.state[slot] = advance(mine.state[slot], row, layout)
+            mine.kept[1, slot] = 0
+            here = slice(span.start, span.start + span.count)
+            rows = [prepare(mixed[i], gates[i], layout, decay) for i in range(here.start, here.stop)]
+            state = mine.state[slot]
+            if prefill and staged is not None:
+                queries, prepared = (torch.stack(part) for part in zip(*rows, strict=True))
+                answers, state = chunked_delta_rule(queries, prepared, state, layout)
+                out[here] = answers.to(out.dtype)
+            else:
+                for i, (query, row) in enumerate(rows):
+                    state = advance(state, row, layout)
+                    out[span.start + i] = read(state, query, layout).to(out.dtype)
+            if staged is None:
+                record(mine, slot, [row for _, row in rows])
+            else:
+                staged.state[layer] = state
+        return out
+
+    def gated_norm(self, x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
+        rows = []
+        for row, mine in zip(x.split(1), gate[:, first : first + x.shape[1]].split(1), strict=True):
+            wide = row.float().unflatten(1, (-1, len(weight)))
+            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+            rows.append((wide.flatten(1) * F.silu(mine.float())).to(x.dtype))
+        return torch.cat(rows)
+
+    def route(self, logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        ids, weights = [], []
+        for row in logits.float():
+            largest, places = row.sort(descending=True, stable=True)
+            ids.append(places[:top])
+            weights.append(largest[:top].softmax(-1))
+        return torch.stack(ids), torch.stack(weights)
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: list[Expert], prefill: bool) -> Tensor:
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for number in ids.unique().tolist():  # ascending
+            rows, places = (ids == number).nonzero(as_tuple=True)
+            expert = experts[number]
+            part = self.linear(self.silu_mul(self.linear(x[rows], expert.gate_up, prefill)), expert.down, prefill)
+            out[rows] += part.float() * weights[rows, places, None]
+        return out.to(x.dtype)
+
+
+def prepare(mixed: Tensor, gates: Tensor, layout: DeltaLayout, decay: Decay) -> tuple[Tensor, Tensor]:
+    """Queries [key heads · size] and the row as it is recorded [layout.record]."""
+    queries, keys = mixed[: layout.value_column].float().view(2, layout.key_heads, layout.key_size)
+    queries = queries * torch.rsqrt(queries.square().sum(-1, keepdim=True) + L2_EPS) * layout.key_size**-0.5
+    keys = keys * torch.rsqrt(keys.square().sum(-1, keepdim=True) + L2_EPS)
+    strength, fading = gates.float().view(2, layout.value_heads)
+    alpha = (decay.rate * F.softplus(fading + decay.bias)).exp()
+    values = mixed[layout.value_column :].float()
+    return queries.flatten(), torch.cat([keys.flatten(), values, alpha, strength.sigmoid()])
+
+
+def parts(row: Tensor, layout: DeltaLayout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys [..., value heads, size], values [..., value heads, size], decay and strength [..., value heads]."""
+    heads = layout.value_heads
+    keys, values, alpha, beta = row.split([layout.key_column, layout.values, heads, heads], dim=-1)
+    return spread(keys, layout), values.unflatten(-1, (heads, layout.value_size)), alpha, beta
+
+
+def spread(keys: Tensor, layout: DeltaLayout) -> Tensor:
+    """Key heads shared by several value heads: [..., key heads · size] → [..., value heads, size]."""
+    split: Tensor = keys.unflatten(-1, (layout.key_heads, layout.key_size))
+    return split.repeat_interleave(layout.value_heads // layout.key_heads, dim=-2)
+
+
+def advance(state: Tensor, row: Tensor, layout: DeltaLayout) -> Tensor:
+    """One recorded row of the recurrence on state [value heads, key size, value size]."""
+    keys, values, alpha, beta = parts(row, layout)
+    state = state * alpha[:, None, None]
+    change = beta[:, None] * (values - (state * keys[:, :, None]).sum(1))
+    return state + keys[:, :, None] * change[:, None, :]
+
+
+def read(state: Tensor, query: Tensor, layout: DeltaLayout) -> Tensor:
+    """[value heads · value size]."""
+    answer: Tensor = (state * spread(query, layout)[:, :, None]).sum(1).flatten()
+    return answer
+
+
+def record(layer: RecurrentLayer, slot: int, rows: list[Tensor]) -> None:
+    """Keep the rows of this pass for a replay."""
+    for place, row in enumerate(rows):
+        layer.record[slot, place] = row

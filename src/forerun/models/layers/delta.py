@@ -1,0 +1,68 @@
+"""The two mixers of a hybrid decoder: the gated delta rule, and attention whose output is gated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from forerun.kernels.interface import Decay, DeltaLayout, HeadLayout, Kernels, LayerPages
+from forerun.kernels.matrix import Matrix
+from forerun.models.layers.rows import Pass
+
+
+@dataclass(slots=True)
+class DeltaMixer:
+    """Weights of a gated delta rule layer. What decides the state's fate is kept in float32 and never quantised."""
+
+    layout: DeltaLayout
+    project: Matrix  # [layout.width + layout.values, hidden]: convolved columns, then the output's gate
+    gates: Matrix  # [2 · value heads, hidden]: strength, then decay; never quantised
+    convolution: Tensor  # [window, layout.width] float32
+    decay: Decay
+    norm: Tensor  # [value size] float32
+    output: Matrix  # [hidden, layout.values]
+    index: int  # among the recurrent layers
+
+    def forward(self, kernels: Kernels, x: Tensor, batch: Pass, eps: float) -> Tensor:
+        """[rows, hidden] → [rows, hidden]; takes part in the state of each sequence."""
+        layout, spans = self.layout, batch.spans
+        projected = kernels.linear(x, self.project, batch.prefill)
+        gates = kernels.linear(x, self.gates, batch.prefill)
+        mixed = kernels.convolve(projected, layout, spans, self.index, self.convolution)
+        out = kernels.delta_rule(mixed, gates, layout, spans, self.index, self.decay, batch.prefill)
+        out = kernels.gated_norm(out, projected, layout.width, self.norm, eps)
+        return kernels.linear(out, self.output, batch.prefill)
+
+    def matrices(self) -> list[Matrix]:
+        """All weights."""
+        return [self.project, self.gates, self.output]
+
+
+@dataclass(slots=True)
+class AttentionMixer:
+    """Weights of an attention layer with norms on heads and a gate on its output."""
+
+    layout: HeadLayout
+    project: Matrix  # [layout.width + layout.key_column, hidden]: queries, keys, values, gates
+    query_norm: Tensor  # [head size], the factor itself
+    key_norm: Tensor
+    output: Matrix  # [hidden, layout.key_column]
+
+    def forward(
+        self, kernels: Kernels, x: Tensor, batch: Pass, pages: LayerPages, eps: float, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        """[rows, hidden] → [rows, hidden]; keys and values of every row are written to its sequence's pages."""
+        layout = self.layout
+        projected = kernels.linear(x, self.project, batch.prefill)
+        kernels.head_norm(projected, 0, layout.heads, self.query_norm, eps)
+        kernels.head_norm(projected, layout.key_column, layout.kv_heads, self.key_norm, eps)
+        kernels.rotate(projected, 0, layout.heads + layout.kv_heads, layout.size, cos, sin)
+        kernels.store(projected, layout, batch.spans, pages)
+        out = kernels.attention(projected, layout, batch.spans, pages, 0, batch.prefill)
+        out = kernels.sigmoid_gate(out, projected, layout.width)
+        return kernels.linear(out, self.output, batch.prefill)
+
+    def matrices(self) -> list[Matrix]:
+        """All weights."""
+        return [self.project, self.output]

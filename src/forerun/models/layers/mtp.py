@@ -1,0 +1,102 @@
+"""A multi-token-prediction head: from the target's hidden states and the next token to a draft of the one after.
+
+Slot s of a head holds the target's features of position s and the token at s + 1; its output predicts the token at
+s + 2. Drafting further, a head takes its own last output in place of features. Native heads and trained ones differ in
+their block, in what they are fed (the last hidden state, or several depths fused) and in how norms are stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.kernels.interface import HeadLayout, Kernels
+from forerun.kernels.matrix import Matrix
+from forerun.models.layers.block import Layer, run_layer
+from forerun.models.layers.config import DecoderConfig
+from forerun.models.layers.rope import Rope
+from forerun.models.layers.rows import Pass
+
+
+class HeadBlock(Protocol):
+    """The one decoder block of a head, of whatever kind its family has."""
+
+    @property
+    def layout(self) -> HeadLayout:
+        """The shape of its keys and values."""
+        ...
+
+    def forward(self, x: Tensor, batch: Pass) -> Tensor:
+        """[rows, hidden] → [rows, hidden]; its keys and values live in `batch.pages[0]`."""
+        ...
+
+
+@dataclass(slots=True)
+class PlainBlock:
+    """The block of llama-like families."""
+
+    kernels: Kernels
+    config: DecoderConfig
+    layer: Layer
+    rope: Rope
+
+    @property
+    def layout(self) -> HeadLayout:
+        return self.config.layout
+
+    def forward(self, x: Tensor, batch: Pass) -> Tensor:
+        cos, sin = self.rope.at(batch.positions, batch.highest)
+        return run_layer(self.kernels, self.config, self.layer, x, batch, batch.pages[0], cos, sin)
+
+
+@dataclass(slots=True)
+class MtpHead:
+    """Everything around the block. Norms hold the factor that is multiplied with, however a file stores it."""
+
+    kernels: Kernels
+    block: HeadBlock
+    embedding: Tensor  # [vocabulary, hidden], the target's
+    embedding_norm: Tensor  # [hidden]
+    hidden_norm: Tensor
+    final_norm: Tensor
+    fc: Matrix  # [hidden, 2 · hidden], never quantised: it joins inputs of very different size
+    eps: float
+    output: Matrix  # [draft vocabulary, hidden]
+    taps: tuple[int, ...] = ()  # layers of the target whose inputs are features, beside its last hidden state
+    tap_norms: tuple[Tensor, ...] = ()  # one per tap and one for the last hidden state
+    fuse_matrix: Matrix | None = None  # [hidden, (taps + 1) · hidden], never quantised
+    vocabulary: Tensor | None = None  # target ids of the rows of `output`, ascending [draft vocabulary]; None: all
+
+    def fuse(self, features: Tensor, prefill: bool) -> Tensor:
+        """Features of the target [rows, (taps + 1) · hidden] → [rows, hidden]."""
+        if self.fuse_matrix is None:
+            return features
+        parts = features.chunk(len(self.tap_norms), dim=1)
+        normed = [
+            self.kernels.rms_norm(part.contiguous(), gain, self.eps)
+            for part, gain in zip(parts, self.tap_norms, strict=True)
+        ]
+        return self.kernels.linear(torch.cat(normed, dim=1), self.fuse_matrix, prefill)
+
+    def forward(self, hidden: Tensor, batch: Pass) -> Tensor:
+        """Outputs of the wanted rows. `hidden` [rows, hidden]: fused features, or the head's own outputs.
+
+        `batch.tokens` are the tokens after each slot, `batch.positions` the slots.
+        """
+        kernels = self.kernels
+        embedded = self.embedding[batch.tokens].to(hidden.dtype)
+        pair = [
+            kernels.rms_norm(embedded, self.embedding_norm, self.eps),
+            kernels.rms_norm(hidden, self.hidden_norm, self.eps),
+        ]
+        x = self.block.forward(kernels.linear(torch.cat(pair, dim=1), self.fc, batch.prefill), batch)
+        if batch.wanted is not None:
+            x = x[batch.wanted]
+        return kernels.rms_norm(x, self.final_norm, self.eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Outputs [rows, hidden] → float32 logits [rows, draft vocabulary]."""
+        return self.kernels.linear(hidden, self.output, prefill=False).float()

@@ -1,0 +1,75 @@
+"""The model card of a trained head, filled in from the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LICENCE = (
+    "The prompts were written for forerun, cut from Python's own documentation and standard library (PSF licence), or "
+    "written by the model itself; no public benchmark is among them. Every answer was written by the target. Prompts "
+    "that share eight words in a row with the evaluation were left out."
+)
+
+
+def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
+    """Markdown: what the head is, what it was trained on, how, and what it reaches."""
+    data, training, head = report["data"], report["training"], report["head"]
+    vocabulary = report["draft_vocab"]
+    lines = [
+        f"# MTP head for {name}",
+        "",
+        f"A one-layer head that drafts the next tokens of {name} for speculative decoding with forerun. It never "
+        "changes the text, only the speed. It works with this target alone.",
+        "",
+        "## Shape",
+        f"{head['parameters'] / 1e6:.2f} M parameters in bfloat16. Input: the embedding of the next token and the "
+        f"target's hidden states before layers {', '.join(map(str, head['taps'])) or 'none'} and after the final norm; "
+        f"one decoder layer (feed-forward width {head['intermediate']}); the target's own output matrix, cut to "
+        f"{vocabulary['size']} ids.",
+        "",
+        "## Data",
+        f"{data['answers']} answers, {data['tokens'] / 1e6:.1f} M tokens with their prompts; half greedy, half sampled "
+        "(temperature 0.7, some 0.8 and 1.0); loops cut, duplicates dropped. Sources:",
+        *(f"- {source}: {count} prompts" for source, count in data["sources"].items()),
+        "",
+        LICENCE if not user_prompts else "The prompts were given by whoever trained the head.",
+        "",
+        "## Recipe",
+        f"Started from the target's last layer. Cross-entropy with the target's distribution over {training['unroll']} "
+        f"unrolled steps, each seeing true entries up to its base position and its own chain after it; step j weighs "
+        f"{training['decay']}^j. AdamW, {training['rate']:g} with a cosine, {training['steps']} steps, "
+        f"{training['positions'] / 1e6:.0f} M positions in {training['seconds'] / 60:.1f} minutes "
+        f"on {report['device']}.",
+        "",
+        "## Figures",
+        f"On {report['greedy']['all']['answers']} held-out prompts, {report['evaluation_tokens']} tokens each at most. "
+        "Answers that fall into a loop are counted apart.",
+        "",
+        *figures(report),
+        "",
+        "Tokens per round at depth 4 by draft vocabulary (greedy, all answers): "
+        + ", ".join(f"{size}: {rate:.3f}" for size, rate in vocabulary["tokens_per_round"].items())
+        + ".",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def figures(report: dict[str, Any]) -> list[str]:
+    """Tables of acceptance, as Markdown lines."""
+    lines: list[str] = []
+    for title, key in (("Greedy", "greedy"), ("Temperature 0.8, coupled", "sampled")):
+        table = report[key]
+        rows = {"all, loops left out": table["without_loops"], "all": table["all"], "loops": table["loops"]}
+        rows |= table["by_category"]
+        lines += [
+            f"### {title}",
+            "| prompts | answers | first draft | accepted prefix, draft 1–6 | tokens per round, depth 4 | depth 6 |",
+            "|---|---|---|---|---|---|",
+        ]
+        for name, row in rows.items():
+            prefix = " ".join(f"{share:.2f}".lstrip("0") for share in row["prefix"])
+            four, six = (row["tokens_per_round"][depth] for depth in ("4", "6"))
+            lines.append(f"| {name} | {row['answers']} | {row['first']:.3f} | {prefix} | {four:.2f} | {six:.2f} |")
+        lines.append("")
+    return lines

@@ -1,0 +1,196 @@
+"""Training data: prompts, the target's answers to them, and the file that keeps both for a continued run."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from forerun.progress import Progress
+from forerun.train.encode import Encoder, check_some
+from forerun.train.generate import Answer, answer_all
+from forerun.train.prompts.files import read_prompts
+from forerun.train.prompts.mixture import Prompt, built_in_prompts, next_turns, read_corpus, text_of
+from forerun.train.prompts.overlap import Overlap
+from forerun.train.settings import Settings
+from forerun.train.target import Target
+
+SELF_WRITTEN = 0.25  # of the first turns
+FIRST_TURNS = 0.65  # of all prompts; the rest goes on from their answers
+SHORTEST_ANSWER = 3
+USER_TOKENS = 200  # longest prompt a model writes itself
+
+
+@dataclass(slots=True)
+class Sources:
+    """What went into the data, for the model card."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, count: int) -> None:
+        self.counts[name] = self.counts.get(name, 0) + count
+
+
+class Writer:
+    """Collects prompts and has them answered."""
+
+    def __init__(
+        self,
+        target: Target,
+        encoder: Encoder,
+        ends: frozenset[int],
+        settings: Settings,
+        overlap: Overlap,
+        progress: Progress,
+        log: Callable[[str], None],
+    ) -> None:
+        self.target, self.encoder, self.ends, self.settings = target, encoder, ends, settings
+        self.overlap, self.progress, self.log = overlap, progress, log
+        self.chance = random.Random(settings.seed)
+        self.sources = Sources()
+        self.answers: list[Answer] = []
+        self.tokens = 0
+        self._asked: set[str] = set()
+        self._said: set[tuple[int, ...]] = set()
+
+    def from_user(self, path: Path, seconds: float | None, token_limit: int | None = None) -> None:
+        """Answers to the prompts of a file or folder, the greedy one first, then sampled ones."""
+        prompts: list[Prompt] = list(read_prompts(path))
+        usable = self._usable(prompts)
+        check_some(usable)
+        rounds = max(1, min(4, self.settings.prompts // len(usable)))
+        self.sources.add(f"prompts given by the user ({path.name})", len(usable))
+        deadline = None if seconds is None else time.monotonic() + seconds
+        for turn in range(rounds):
+            self._answer(usable, deadline, [0.0, 0.7, 0.8, 1.0][turn], token_limit)
+
+    def built_in(self, texts: Path | None, seconds: float | None, token_limit: int | None = None) -> None:
+        """Answers to written, self-written and continued prompts."""
+        began = time.monotonic()
+        first = int(FIRST_TURNS * self.settings.prompts)
+        own = self._self_written(int(SELF_WRITTEN * first), None if seconds is None else 0.12 * seconds)
+        written = list(itertools.islice(built_in_prompts(self.settings.seed, read_corpus(texts)), first - len(own)))
+        prompts = [*written, *own]
+        self.chance.shuffle(prompts)
+        usable = self._usable(prompts)
+        check_some(usable)
+        self.sources.add("written for forerun or cut from Python's documentation", len(written))
+        self.sources.add("written by the model itself", len(own))
+        left = None if seconds is None else began + (0.12 + 0.88 * FIRST_TURNS) * seconds
+        talks = self._answer(usable, left, None, None if token_limit is None else int(0.6 * token_limit))
+        texts_said = ((prompt, self.encoder.decode(said).strip()) for prompt, said in talks)
+        more = list(itertools.islice(next_turns(texts_said, self.settings.seed), self.settings.prompts - first))
+        deadline = None if seconds is None else began + seconds
+        usable = self._usable(more)
+        self.sources.add("second turns, and tasks over the model's own texts", len(usable))
+        self._answer(usable, deadline, None, token_limit)
+
+    def _usable(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, list[int]]]:
+        """New prompts of a fitting length that are not in the evaluation."""
+        fresh: list[Prompt] = []
+        for prompt in prompts:
+            key = text_of(prompt) if isinstance(prompt, str) else str(prompt)
+            if key in self._asked or self.overlap.found_in(text_of(prompt)):
+                continue
+            self._asked.add(key)
+            fresh.append(prompt)
+        encoded = zip(fresh, self.encoder.encode_all(fresh), strict=True)
+        most = min(self.settings.prompt_tokens, self.target.config.context - self.settings.answer_tokens)
+        return [(prompt, ids) for prompt, ids in encoded if ids is not None and len(ids) <= most]
+
+    def _self_written(self, count: int, seconds: float | None) -> list[Prompt]:
+        """User turns sampled from the model."""
+        start = self.encoder.user_turn()
+        if start is None or count == 0:
+            return []
+        heats = [self.chance.choice((0.8, 0.9, 1.0, 1.0)) for _ in range(count)]
+        deadline = None if seconds is None else time.monotonic() + seconds
+        found: list[Prompt] = []
+        with self.progress.task("writing prompts", count) as task:
+            written = answer_all(
+                self.target, [start] * count, heats, self.ends, tokens=USER_TOKENS, deadline=deadline,
+                batch=self.settings.generate_batch, on_batch=task.advance,
+            )  # fmt: skip
+            for answer in written:
+                ended = bool(answer.answer) and answer.answer[-1] in self.ends
+                text = self.encoder.decode(answer.answer[:-1]).strip() if ended and not answer.looped else ""
+                if len(text) >= 8:
+                    found.append(text)
+        self.log(f"{len(found)} prompts written by the model")
+        return found
+
+    def _answer(
+        self,
+        prompts: Sequence[tuple[Prompt, list[int]]],
+        deadline: float | None,
+        heat: float | None,
+        token_limit: int | None = None,
+    ) -> list[tuple[Prompt, list[int]]]:
+        """Answer prompts until the deadline; new answers are kept and returned."""
+        by_ids = {tuple(ids): prompt for prompt, ids in prompts}
+        heats = [self._temperature() if heat is None else heat for _ in prompts]
+        talks: list[tuple[Prompt, list[int]]] = []
+        began, seen, loops = time.monotonic(), 0, 0
+        with self.progress.task("writing answers", len(prompts)) as task:
+            written = answer_all(
+                self.target, [ids for _, ids in prompts], heats, self.ends, tokens=self.settings.answer_tokens,
+                deadline=deadline, batch=self.settings.generate_batch, on_batch=task.advance,
+            )  # fmt: skip
+            for answer in written:
+                seen += 1
+                loops += answer.looped
+                if self._keep(answer):
+                    talks.append((by_ids[tuple(answer.prompt)], answer.answer))
+                if token_limit is not None and self.tokens > token_limit:
+                    break
+        spent = time.monotonic() - began
+        self.log(f"{len(talks)} of {seen} answers kept, {loops} loops cut, {self.tokens} tokens in all, {spent:.0f} s")
+        return talks
+
+    def _keep(self, answer: Answer) -> bool:
+        key = tuple(answer.answer[:64])
+        if len(answer.answer) < SHORTEST_ANSWER or (key in self._said and len(key) > 8):
+            return False
+        self._said.add(key)
+        self.answers.append(answer)
+        self.tokens += len(answer.prompt) + len(answer.answer)
+        return True
+
+    def _temperature(self) -> float:
+        dice = self.chance.random()
+        return 0.0 if dice < 0.5 else 0.7 if dice < 0.88 else 0.8 if dice < 0.94 else 1.0
+
+
+def save_answers(file: Path, answers: Iterable[Answer]) -> None:
+    """All answers in one file of plain tensors."""
+    from safetensors.torch import save_file
+
+    answers = list(answers)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        "tokens": torch.tensor([token for answer in answers for token in (*answer.prompt, *answer.answer)]).int(),
+        "prompts": torch.tensor([len(answer.prompt) for answer in answers]),
+        "answers": torch.tensor([len(answer.answer) for answer in answers]),
+        "heats": torch.tensor([answer.temperature for answer in answers]),
+    }
+    save_file(tensors, file)
+
+
+def load_answers(file: Path) -> list[Answer]:
+    """What `save_answers` wrote."""
+    from safetensors.torch import load_file
+
+    held = load_file(file)
+    tokens = held["tokens"].tolist()
+    found, at = [], 0
+    sizes = zip(held["prompts"].tolist(), held["answers"].tolist(), held["heats"].tolist(), strict=True)
+    for prompt, answer, heat in sizes:
+        middle, end = at + prompt, at + prompt + answer
+        found.append(Answer(tokens[at:middle], tokens[middle:end], heat, False))
+        at = end
+    return found

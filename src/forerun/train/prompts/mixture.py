@@ -1,0 +1,123 @@
+"""The built-in mixture of prompts, the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.train.prompts import documents
+from forerun.train.prompts.passages import code_prompt, excerpt, notice, passage_prompt
+from forerun.train.prompts.templates import casual, fill, template_prompt
+
+Prompt = str | list[dict[str, str]]  # a user's text, or a whole conversation
+
+SYSTEMS = [
+    "You are a helpful assistant.",
+    "You are a helpful assistant that answers briefly.",
+    "You are an expert programmer. Answer with code and short explanations.",
+    "You are a friendly tutor who explains step by step.",
+    "You are a translator. Reply with the translation only.",
+    "Answer in the style of {role}.",
+    "You are a customer service agent of {company}. Be polite.",
+    "You are a writing assistant. Keep a {tone} tone.",
+    "Reply in JSON only.",
+    "You are an assistant that helps people with {topic}.",
+]
+FOLLOW_UPS = [
+    "Can you make it shorter?",
+    "can you explain that in more detail?",
+    "Why?",
+    "Give me an example.",
+    "Thanks! Can you also say something about {topic}?",
+    "Rewrite your answer in a {tone} tone.",
+    "Translate your answer into {language}.",
+    "Summarize your answer in one sentence.",
+    "ok, and what about {topic}?",
+    "Are you sure? Check it again.",
+    "Turn that into a bullet list.",
+    "Now explain it to {audience}.",
+    "Great, another one please.",
+    "What would be the next step?",
+    "I don't understand the last part.",
+    "Make it sound more natural.",
+    "Could you write that as a table?",
+    "What are the downsides?",
+    "How is this different from {topic}?",
+    "Continue.",
+    "Change the name to {name} and repeat it.",
+    "Can you add a title and a conclusion?",
+]
+SHARES = (0.50, 0.20, 0.17, 0.13)  # templates, notices, documentation, code
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Texts to make tasks of."""
+
+    manual: list[list[str]]  # per topic its paragraphs
+    docstrings: list[str]
+    functions: list[str]
+    added: list[list[str]]  # the user's
+
+
+def read_corpus(texts: Path | None = None) -> Corpus:
+    """What comes with Python, and the texts of a folder of the user's."""
+    docstrings, functions = documents.docstrings_and_functions(documents.MODULES)
+    added = documents.folder_paragraphs(texts) if texts else []
+    return Corpus(documents.manual_paragraphs(), docstrings, functions, added)
+
+
+def built_in_prompts(seed: int, corpus: Corpus) -> Iterator[Prompt]:
+    """Endless prompts of all kinds."""
+    chance = random.Random(f"forerun {seed}")
+    manual, docstrings, functions, added = corpus.manual, corpus.docstrings, corpus.functions, corpus.added
+    while True:
+        kind = chance.choices(range(4), weights=SHARES)[0]
+        if kind == 0 or (kind == 3 and not functions):
+            text = template_prompt(chance)
+        elif kind == 1 or (kind == 2 and not (manual or docstrings or added)):
+            text = passage_prompt(notice(chance), chance)
+        elif kind == 3:
+            text = code_prompt(chance.choice(functions), chance)
+        elif added and (chance.random() < 0.6 or not (manual or docstrings)):
+            text = passage_prompt(excerpt(chance.choice(added), chance), chance)
+        elif docstrings and (not manual or chance.random() < 0.4):
+            text = passage_prompt(chance.choice(docstrings), chance)
+        else:
+            text = passage_prompt(excerpt(chance.choice(manual), chance), chance)
+        yield _with_system(text, chance)
+
+
+def _with_system(text: str, chance: random.Random) -> Prompt:
+    if chance.random() > 0.06:
+        return text
+    system = fill(chance.choice(SYSTEMS), chance)
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+
+
+def next_turns(talks: Iterable[tuple[Prompt, str]], seed: int) -> Iterator[Prompt]:
+    """From prompts and their answers: the conversation goes on, or the answer is the passage of a new task."""
+    chance = random.Random(f"forerun next {seed}")
+    for prompt, answer in talks:
+        if len(answer) >= 200 and chance.random() < 0.62:
+            paragraphs = [part for part in answer.split("\n\n") if part.strip()]
+            passage = excerpt(paragraphs, chance) if len(answer) > 900 else answer
+            if len(passage) >= 120:
+                yield (
+                    casual(passage_prompt(passage, chance), chance)
+                    if len(passage) < 300
+                    else passage_prompt(passage, chance)
+                )
+                continue
+        said = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        follow = casual(fill(chance.choice(FOLLOW_UPS), chance), chance)
+        yield [*said, {"role": "assistant", "content": answer}, {"role": "user", "content": follow}]
+
+
+def text_of(prompt: Prompt) -> str:
+    """What the user wrote, for comparing prompts."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(message["content"] for message in prompt if message["role"] == "user")

@@ -1,0 +1,259 @@
+"""`train_head`: from a model to a head's folder."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ForerunError
+from forerun.progress import NullProgress, Progress
+from forerun.train.card import model_card
+from forerun.train.chain import fused_chain, fused_works, plain_chain
+from forerun.train.data import Writer, load_answers, save_answers
+from forerun.train.encode import Encoder
+from forerun.train.evaluate import VOCABULARIES, choose_vocabulary, evaluate, table
+from forerun.train.generate import Answer
+from forerun.train.head import Head
+from forerun.train.loop import Record, Trainer
+from forerun.train.prompts.overlap import Overlap
+from forerun.train.save import save_head
+from forerun.train.settings import Settings, default_taps
+from forerun.train.store import FeatureStore
+from forerun.train.target import Target, load_target
+from forerun.weights.find import find
+from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
+
+ANSWERS, CHECKPOINT, RECIPE = "answers.safetensors", "checkpoint.pt", "recipe.json"
+GENERATION_SHARE = 0.85  # of the time for data; reading the features takes the rest
+SAMPLED = 0.8
+FEATURE_SHARE = 0.68  # of a GPU's memory
+CPU_FEATURE_BYTES = 4 << 30
+
+
+def train_head(
+    model: str,
+    out: Path,
+    settings: Settings,
+    *,
+    device: str = "auto",
+    prompts: Path | None = None,
+    texts: Path | None = None,
+    evaluation: Path | None = None,
+    work: Path | None = None,
+    progress: Progress | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    stop_after: int | None = None,
+) -> dict[str, Any]:
+    """Train, evaluate and save a head; returns the report. Called again after an interruption, it goes on."""
+    began = time.monotonic()
+    progress = progress or NullProgress()
+    where = pick_device(device)
+    torch.manual_seed(settings.seed)
+    if where.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # products of bfloat16 values: nothing is lost
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape
+    work = work or out.with_name(out.name + ".work")
+    folder = find(model, progress=progress)
+    _check_recipe(work, settings, model)
+    target = load_target(folder, where)
+    tokenizer = load_tokenizer(folder)
+    encoder, ends = Encoder(tokenizer), stop_token_ids(folder, tokenizer)
+    questions = read_evaluation(evaluation)
+    log(f"loaded {folder.name} on {where}, {time.monotonic() - began:.0f} s")
+
+    def left(share: float) -> float | None:
+        """Seconds until this share of the run is over."""
+        return None if settings.minutes is None else began + share * 60 * settings.minutes - time.monotonic()
+
+    taps = default_taps(target.config.layers) if settings.taps is None else settings.taps
+    if any(not 0 <= tap < target.config.layers for tap in taps):
+        raise ForerunError(f"the model has layers 0 to {target.config.layers - 1}: tap among those")
+    answers, sources = _answers(
+        target, encoder, ends, settings, questions, work, prompts, texts, progress, log,
+        left(GENERATION_SHARE * settings.data_share), taps,
+    )  # fmt: skip
+    store = FeatureStore(target, taps, answers)
+    with progress.task("reading the answers", len(answers)) as task:
+        store.fill(task.advance)
+    scales = store.scales()
+    log(f"{len(store.tokens)} tokens read, {time.monotonic() - began:.0f} s; {scales}")
+    head = Head(target, taps, settings.intermediate, _attention(target, log))
+    head.start(scales, settings.seed)
+    frequency = token_frequency(answers, target.config.vocab).to(where)
+    trainer = Trainer(head, store, frequency, settings, log)
+    seconds = left(1 - settings.evaluation_share)
+    if seconds is not None:
+        seconds = max(seconds, 1.0)
+    record = trainer.run(seconds, work / CHECKPOINT, progress, stop_after)
+    log(f"trained {record.steps} steps, {time.monotonic() - began:.0f} s")
+    del store, trainer
+    encoded = [(category, encoder.encode_one(text)) for category, text in questions]
+    report = _evaluate(head, encoded, ends, frequency, settings, progress)
+    report |= _describe(settings, head, record, answers, sources, where)
+    order = frequency.argsort(descending=True, stable=True)
+    size = report["draft_vocab"]["size"]
+    chosen = order[:size] if size < target.config.vocab else None
+    card = model_card(folder.name.split(".")[0], report, prompts is not None)
+    save_head(out, head, chosen, report, card)
+    log(f"saved {out}, {time.monotonic() - began:.0f} s")
+    return report
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: a CUDA device when there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ForerunError(f"unknown device {name!r}: use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ForerunError(f"a head is trained on cpu or cuda, not on {device.type}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ForerunError("no CUDA device was found: use --device cpu")
+    return device
+
+
+def read_evaluation(path: Path | None) -> list[tuple[str, str]]:
+    """(category, prompt) of the held-out prompts: the built-in ones, or JSON lines of the user's."""
+    if path is None:
+        text = (importlib.resources.files("forerun") / "data" / "eval_prompts.jsonl").read_text(encoding="utf-8")
+    else:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ForerunError(f"cannot read the evaluation prompts in {path}") from error
+    try:
+        entries = [json.loads(line) for line in text.splitlines() if line.strip()]
+        found = [(str(entry.get("category", "all")), str(entry["prompt"])) for entry in entries]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ForerunError(f'{path}: evaluation prompts are JSON lines with the fields "prompt", "category"') from error
+    if not found:
+        raise ForerunError(f"{path} holds no evaluation prompts")
+    return found
+
+
+def token_frequency(answers: Sequence[Answer], vocab: int) -> Tensor:
+    """How often each id occurs in the answers."""
+    counts = torch.zeros(vocab, dtype=torch.int64)
+    for start in range(0, len(answers), 4096):
+        some = [token for answer in answers[start : start + 4096] for token in answer.answer]
+        counts += torch.bincount(torch.tensor(some, dtype=torch.int64), minlength=vocab)
+    return counts
+
+
+def _attention(target: Target, log: Callable[[str], None]) -> Any:
+    """The fused attention where it is right, else the plain one."""
+    layout = target.config.layout
+    wrong = fused_works(layout.heads, layout.size, target.device, target.dtype)
+    if wrong:
+        log(f"the fused attention does not work here ({wrong}); training will be slower")
+        return plain_chain
+    return fused_chain
+
+
+def _check_recipe(work: Path, settings: Settings, model: str) -> None:
+    """Refuses to go on with other settings than the run began with."""
+    recipe = json.dumps({"model": model} | settings.recipe(), sort_keys=True, indent=1)
+    file = work / RECIPE
+    if file.is_file() and file.read_text(encoding="utf-8") != recipe:
+        raise ForerunError(f"{work} holds a run with other settings: delete it, or give another --work folder")
+    work.mkdir(parents=True, exist_ok=True)
+    file.write_text(recipe, encoding="utf-8")
+
+
+def _answers(
+    target: Target,
+    encoder: Encoder,
+    ends: frozenset[int],
+    settings: Settings,
+    questions: Sequence[tuple[str, str]],
+    work: Path,
+    prompts: Path | None,
+    texts: Path | None,
+    progress: Progress,
+    log: Callable[[str], None],
+    seconds: float | None,
+    taps: tuple[int, ...],
+) -> tuple[list[Answer], dict[str, int]]:
+    """Answers of an earlier part of the run, or new ones."""
+    file = work / ANSWERS
+    if file.is_file():
+        answers = load_answers(file)
+        log(f"{len(answers)} answers found in {work}")
+        return answers, json.loads((work / "sources.json").read_text(encoding="utf-8"))
+    room = settings.feature_bytes or _feature_bytes(target.device)
+    limit = room // FeatureStore.bytes_per_token(target, taps)
+    writer = Writer(target, encoder, ends, settings, Overlap(text for _, text in questions), progress, log)
+    if prompts is not None:
+        writer.from_user(prompts, seconds, limit)
+    else:
+        writer.built_in(texts, seconds, limit)
+    if len(writer.answers) < 2:
+        raise ForerunError("the model wrote no usable answers in the time given: give it more minutes or other prompts")
+    if target.device.type == "cuda":
+        torch.cuda.empty_cache()
+    (work / "sources.json").write_text(json.dumps(writer.sources.counts), encoding="utf-8")
+    save_answers(file, writer.answers)
+    return writer.answers, writer.sources.counts
+
+
+def _feature_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CPU_FEATURE_BYTES
+    return int(FEATURE_SHARE * torch.cuda.get_device_properties(device).total_memory)
+
+
+def _evaluate(
+    head: Head,
+    prompts: Sequence[tuple[str, list[int]]],
+    ends: frozenset[int],
+    frequency: Tensor,
+    settings: Settings,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Tables at temperature 0 and above, with the draft vocabulary that was chosen or asked for."""
+    full = head.config.vocab
+    sizes = [size for size in VOCABULARIES if size < full]
+    if settings.draft_vocab is not None:
+        sizes = [min(settings.draft_vocab, full)] if settings.draft_vocab < full else []
+    order = frequency.argsort(descending=True, stable=True)
+    asked = dict.fromkeys([*sizes, full])
+    measured = {}
+    with progress.task("evaluating", 2) as task:
+        for name, heat in (("greedy", 0.0), ("sampled", SAMPLED)):
+            measured[name] = evaluate(
+                head, prompts, ends, order, list(asked), temperature=heat, tokens=settings.evaluation_tokens,
+                seed=settings.seed,
+            )  # fmt: skip
+            task.advance()
+    size, rates = choose_vocabulary(measured["greedy"], full, sizes)
+    if settings.draft_vocab is not None:
+        size = min(settings.draft_vocab, full)
+    tables = {name: table(found, size) for name, found in measured.items()}
+    return tables | {"draft_vocab": {"size": size, "tokens_per_round": rates}}
+
+
+def _describe(
+    settings: Settings, head: Head, record: Record, answers: Sequence[Answer], sources: dict[str, int], where: Any
+) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "a CPU"
+    tokens = sum(len(answer.prompt) + len(answer.answer) for answer in answers)
+    count = sum(tensor.numel() for tensor in head.weights.values())
+    training = asdict(record) | {"unroll": settings.unroll, "decay": settings.decay, "rate": settings.rate}
+    return {
+        "head": {"taps": list(head.taps), "intermediate": head.intermediate, "parameters": count},
+        "data": {"answers": len(answers), "tokens": tokens, "sources": sources},
+        "training": training,
+        "evaluation_tokens": settings.evaluation_tokens,
+        "device": name,
+        "settings": asdict(settings),
+    }

@@ -1,0 +1,65 @@
+"""The head's files: weights, config, figures and a model card."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.train.head import Head
+from forerun.weights.checkpoint import Checkpoint
+
+FORMAT = "forerun-mtp-head"
+VERSION = 1
+COPIED = ("model_type", "hidden_size", "vocab_size", "num_hidden_layers")
+
+
+def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[str, Any], card: str) -> None:
+    """Write the folder; the config comes last, so that a folder with one is complete."""
+    from safetensors.torch import save_file
+
+    out.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in head.weights.items()}
+    if draft_vocab is not None:
+        tensors["mtp.draft_vocab"] = draft_vocab.to("cpu", torch.int64).sort().values.contiguous()
+    beside = out / "head.safetensors.part"
+    save_file(tensors, beside, metadata={"format": "pt"})
+    os.replace(beside, out / "head.safetensors")
+    (out / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(card, encoding="utf-8")
+    (out / "config.json").write_text(json.dumps(head_config(head), indent=2) + "\n", encoding="utf-8")
+
+
+def head_config(head: Head) -> dict[str, Any]:
+    """What a loader must know: whose head it is, which layers it taps, and the shape of its layer."""
+    source, config = head.target.checkpoint.config, head.config
+    target = {"hash": fingerprint(head.target.checkpoint)} | {name: source[name] for name in COPIED}
+    layer = {
+        "num_attention_heads": config.layout.heads,
+        "num_key_value_heads": config.layout.kv_heads,
+        "head_dim": config.layout.size,
+        "intermediate_size": head.intermediate,
+        "rms_norm_eps": config.eps,
+        "rope_parameters": dict(config.rope),
+        "max_position_embeddings": config.context,
+        "hidden_act": "silu",
+        "attention_bias": config.qkv_bias,
+        "output_bias": config.output_bias,
+        "mlp_bias": config.mlp_bias,
+        "head_norms": config.head_norms,
+    }
+    return {"format": FORMAT, "version": VERSION, "target": target, "taps": list(head.taps), "layer": layer}
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """Identity of the source tensors; empty in a version that cannot tell yet."""
+    try:
+        module = importlib.import_module("forerun.weights.fingerprint")
+    except ModuleNotFoundError:
+        return ""
+    return str(module.fingerprint(checkpoint))

@@ -1,0 +1,53 @@
+"""Everything a training run can be told, and its defaults."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Knobs of one run. What is None is decided from the model, the device or the data."""
+
+    seed: int = 0
+    minutes: float | None = None  # wall clock for the whole run; None: as long as `steps` take
+    steps: int | None = None  # optimiser steps; None: until the minutes are over
+    # data
+    prompts: int = 40_000  # how many to answer at most, if time and memory allow
+    answer_tokens: int = 320
+    prompt_tokens: int = 480  # longer prompts are left out
+    generate_batch: int | None = None
+    data_share: float = 0.28  # of the minutes, for prompts, answers and features
+    feature_bytes: int | None = None  # memory for cached features; None: a share of what is free
+    # head
+    taps: tuple[int, ...] | None = None
+    intermediate: int | None = None  # width of the feed-forward layer; None: the target's
+    # loss
+    unroll: int = 5
+    decay: float = 0.8
+    frequent: int = 16_384  # ids that are always in the loss
+    others: int = 4_096  # ids drawn from the rest at every step
+    # optimiser
+    rate: float = 1e-3
+    warmup: float = 0.02
+    final_rate: float = 0.02  # of the highest
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    batch_tokens: int | None = None
+    # evaluation and output
+    evaluation_tokens: int = 128
+    evaluation_share: float = 0.08
+    draft_vocab: int | None = None  # None: chosen by what it costs
+    checkpoint_seconds: float = 60.0
+
+    def recipe(self) -> dict[str, Any]:
+        """What must not change between a run and its continuation."""
+        changeable = {"minutes", "steps", "checkpoint_seconds", "generate_batch", "feature_bytes"}
+        return {name: value for name, value in asdict(self).items() if name not in changeable}
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """Inputs of a low, a middle and a high layer: what the last hidden state no longer tells."""
+    chosen = {max(1, round(0.1 * layers)), layers // 2, int(0.85 * layers)}
+    return tuple(sorted(tap for tap in chosen if 0 < tap < layers))

@@ -1,0 +1,212 @@
+"""The target as training needs it: large batches in plain torch, its depths tapped, keys and values in static blocks.
+
+Decoding for users runs elsewhere and row by row with fixed bits; here only throughput counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun.errors import ForerunError
+from forerun.models import llama, mistral, qwen2, qwen3
+from forerun.models.layers.config import DecoderConfig
+from forerun.models.layers.rope import Rope
+from forerun.weights.checkpoint import Checkpoint, open_checkpoint
+
+READERS: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
+    "llama": llama.read_config,
+    "mistral": mistral.read_config,
+    "qwen2": qwen2.read_config,
+    "qwen3": qwen3.read_config,
+}
+
+
+@dataclass(slots=True)
+class Block:
+    """Weights of one layer under their short Hugging Face names (`self_attn.q_proj.weight` ...)."""
+
+    weights: dict[str, Tensor]
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    gate_up: Tensor
+
+
+@dataclass(slots=True)
+class StaticCache:
+    """Keys and values of a batch, [rows, kv heads, length, size] per layer."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+        for store in (self.keys, self.values):
+            for index, tensor in enumerate(store):
+                store[index] = tensor[rows]
+
+
+class Target:
+    """A frozen decoder of the llama family."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+        family = str(checkpoint.config.get("model_type"))
+        if family not in READERS:
+            raise ForerunError(f"a head cannot be trained for model type {family!r} yet; only for {', '.join(READERS)}")
+        self.checkpoint = checkpoint
+        self.config = READERS[family](checkpoint.config)
+        self.device, self.dtype = device, dtype
+        hidden, vocab = self.config.hidden, self.config.vocab
+        self.rope = Rope(self.config.rope, self.config.layout.size, device)
+        self.embedding = self._take("model.embed_tokens.weight", (vocab, hidden))
+        self.output = self.embedding if self.config.tied else self._take("lm_head.weight", (vocab, hidden))
+        # Rows and matrix hold bfloat16 values; the products are kept in float32, or ties would decide tokens.
+        self.output_wide = self.output.float()
+        self.norm = self._take("model.norm.weight", (hidden,))
+        self.blocks = [self._block(index) for index in range(self.config.layers)]
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self.checkpoint.take(name, shape).to(self.device, self.dtype)
+
+    def _block(self, index: int) -> Block:
+        shapes = layer_shapes(self.config, self.config.intermediate)
+        weights = {name: self._take(f"model.layers.{index}.{name}", shape) for name, shape in shapes.items()}
+        parts = [weights[f"self_attn.{part}_proj.weight"] for part in "qkv"]
+        biases = [weights[f"self_attn.{part}_proj.bias"] for part in "qkv"] if self.config.qkv_bias else None
+        gates = [weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]]
+        return Block(weights, torch.cat(parts), torch.cat(biases) if biases else None, torch.cat(gates))
+
+    def new_cache(self, rows: int, length: int) -> StaticCache:
+        """Room for `rows` sequences of `length` tokens."""
+        shape = (rows, self.config.layout.kv_heads, length, self.config.layout.size)
+
+        def blank() -> list[Tensor]:
+            return [torch.zeros(shape, device=self.device, dtype=self.dtype) for _ in self.blocks]
+
+        return StaticCache(blank(), blank())
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes in all layers."""
+        return 2 * self.config.layers * self.config.layout.kv_heads * self.config.layout.size * self.dtype.itemsize
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Post-final-norm rows [..., hidden] to float32 logits."""
+        return F.linear(hidden.float(), self.output_wide)
+
+    def read(
+        self, tokens: Tensor, taps: tuple[int, ...] = (), cache: StaticCache | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Whole sequences [rows, length], right-padded. Post-norm hidden states and the inputs of the tapped layers.
+
+        Padding lies after every real token, so a causal mask alone hides it.
+        """
+        rows, length = tokens.shape
+        cos, sin = self._angles(torch.arange(length, device=self.device), length)
+        x = self.embedding[tokens]
+        tapped = []
+        for index, block in enumerate(self.blocks):
+            if index in taps:
+                tapped.append(x)
+            query, key, value = self._project(x, block, cos, sin)
+            if cache is not None:
+                cache.keys[index][:, :, :length] = key
+                cache.values[index][:, :, :length] = value
+            shared = self.config.layout.heads // self.config.layout.kv_heads
+            key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = self._rest(x, mixed.transpose(1, 2).reshape(rows, length, -1), block)
+        return F.rms_norm(x, (self.config.hidden,), self.norm, self.config.eps), tapped
+
+    def step(self, tokens: Tensor, positions: Tensor, cache: StaticCache, length: int) -> Tensor:
+        """One token per row [rows] at its own position; all positions lie below `length`. Logits [rows, vocabulary]."""
+        layout = self.config.layout
+        rows = len(tokens)
+        each = torch.arange(rows, device=self.device)
+        cos, sin = self._angles(positions[:, None], length)
+        x = self.embedding[tokens][:, None]
+        columns = torch.arange(length, device=self.device)
+        mask = torch.zeros(rows, 1, 1, length, device=self.device, dtype=self.dtype)
+        mask.masked_fill_((columns[None] > positions[:, None])[:, None, None], float("-inf"))
+        for index, block in enumerate(self.blocks):
+            query, key, value = self._project(x, block, cos[:, None], sin[:, None])
+            keys, values = cache.keys[index], cache.values[index]
+            keys[each, :, positions] = key[:, :, 0]
+            values[each, :, positions] = value[:, :, 0]
+            # Queries that share keys stand in the place of positions: no copies of keys, and one mask for all.
+            grouped = query.reshape(rows, layout.kv_heads, -1, layout.size)
+            mixed = F.scaled_dot_product_attention(grouped, keys[:, :, :length], values[:, :, :length], attn_mask=mask)
+            x = self._rest(x, mixed.reshape(rows, 1, -1), block)
+        return self.logits(F.rms_norm(x[:, 0], (self.config.hidden,), self.norm, self.config.eps))
+
+    def _angles(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
+        cos, sin = self.rope.at(positions, highest)
+        return cos.to(self.dtype), sin.to(self.dtype)
+
+    def _project(self, x: Tensor, block: Block, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys, values, [rows, heads, length, size], rotated."""
+        layout, eps = self.config.layout, self.config.eps
+        normed = F.rms_norm(x, (self.config.hidden,), block.weights["input_layernorm.weight"], eps)
+        fused = F.linear(normed, block.qkv, block.qkv_bias)
+        heads = fused.unflatten(-1, (-1, layout.size)).transpose(1, 2)
+        query, key, value = heads.split((layout.heads, layout.kv_heads, layout.kv_heads), dim=1)
+        if self.config.head_norms:
+            query = F.rms_norm(query, (layout.size,), block.weights["self_attn.q_norm.weight"], eps)
+            key = F.rms_norm(key, (layout.size,), block.weights["self_attn.k_norm.weight"], eps)
+        return rotate(query, cos, sin), rotate(key, cos, sin), value
+
+    def _rest(self, x: Tensor, mixed: Tensor, block: Block) -> Tensor:
+        """Output projection and feed-forward layer, both added to the residual."""
+        weights = block.weights
+        x = x + F.linear(mixed, weights["self_attn.o_proj.weight"], weights.get("self_attn.o_proj.bias"))
+        normed = F.rms_norm(x, (self.config.hidden,), weights["post_attention_layernorm.weight"], self.config.eps)
+        if self.config.mlp_bias:
+            gate = F.linear(normed, weights["mlp.gate_proj.weight"], weights["mlp.gate_proj.bias"])
+            up = F.linear(normed, weights["mlp.up_proj.weight"], weights["mlp.up_proj.bias"])
+        else:
+            gate, up = F.linear(normed, block.gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, weights["mlp.down_proj.weight"], weights.get("mlp.down_proj.bias"))
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [..., size] by angles [..., size/2]."""
+    low, high = heads.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+def layer_shapes(config: DecoderConfig, intermediate: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a decoder layer and its shape, as the family has them."""
+    layout, hidden = config.layout, config.hidden
+    widths = {"q": layout.heads, "k": layout.kv_heads, "v": layout.kv_heads}
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.o_proj.weight": (hidden, layout.heads * layout.size),
+        "mlp.gate_proj.weight": (intermediate, hidden),
+        "mlp.up_proj.weight": (intermediate, hidden),
+        "mlp.down_proj.weight": (hidden, intermediate),
+    }
+    for part, heads in widths.items():
+        shapes[f"self_attn.{part}_proj.weight"] = (heads * layout.size, hidden)
+        if config.qkv_bias:
+            shapes[f"self_attn.{part}_proj.bias"] = (heads * layout.size,)
+    if config.output_bias:
+        shapes["self_attn.o_proj.bias"] = (hidden,)
+    if config.mlp_bias:
+        shapes |= {f"mlp.{part}_proj.bias": (intermediate,) for part in ("gate", "up")}
+        shapes["mlp.down_proj.bias"] = (hidden,)
+    if config.head_norms:
+        shapes |= {f"self_attn.{part}_norm.weight": (layout.size,) for part in "qk"}
+    return shapes
+
+
+def load_target(folder: Path, device: torch.device) -> Target:
+    """The model of a folder, in bfloat16 on accelerators."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return Target(open_checkpoint(folder), device, dtype)

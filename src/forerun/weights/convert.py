@@ -1,0 +1,189 @@
+"""`forerun convert`: a checkpoint rewritten as forerun loads it fastest, its head checked and kept.
+
+What forerun does not read (a vision model, say) is left out; everything else keeps its bits, or is rounded to 8 bits
+exactly as loading would do it. The folder appears complete or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import ForerunError
+from forerun.progress import NullProgress, Progress
+from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
+from forerun.weights.config import OWN_METHOD
+from forerun.weights.find import find
+from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
+from forerun.weights.folder import INDEX, SINGLE
+from forerun.weights.gguf_convert import MANIFEST
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARD = 4 * 10**9  # bytes of a weight file
+SIDE_FILES = (".json", ".txt", ".jinja", ".model", ".md")  # tokenizer, templates, licence
+SIDE_LIMIT = 200 * 2**20
+# Matrices that loading rounds to 8 bits. Not among them: what decides about a recurrent state, routers, `mtp.fc`.
+ROUNDED = (
+    *(f".{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down")),
+    *(f"linear_attn.{name}.weight" for name in ("in_proj_qkv", "in_proj_z", "out_proj")),
+    *(f".experts.{name}_proj" for name in ("gate_up", "down")),
+)
+OUTPUT = "lm_head.weight"
+
+
+@dataclass(slots=True)
+class Conversion:
+    """What was done."""
+
+    folder: Path
+    tensors: int
+    bytes: int
+    notes: list[str] = field(default_factory=list)
+
+
+def convert(source: str, target: Path, *, quantize: str = "none", progress: Progress | None = None) -> Conversion:
+    """Rewrite the model `source` (folder, GGUF file, hub id, built-in name) into the new folder `target`."""
+    if quantize not in ("none", "int8"):
+        raise ForerunError(f"quantize must be none or int8, not {quantize!r}")
+    progress = progress or NullProgress()
+    target = target.expanduser().absolute()
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise ForerunError(f"{target} exists and is not an empty folder: name a new one")
+        checkpoint = open_checkpoint(find(source, progress=progress))
+        if quantize == "int8" and checkpoint.config.get("quantization_config"):
+            raise ForerunError(f"{checkpoint.path} is in 8 bits already: convert it without --quantize")
+        names, notes = examine(checkpoint)
+        return write_folder(checkpoint, names, notes, target, quantize == "int8", progress)
+    except OSError as error:
+        raise ForerunError(f"cannot write {target}: {error.strerror or type(error).__name__}") from error
+
+
+def examine(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
+    """The tensors forerun reads, every shape checked, and what a user should know about them."""
+    import torch
+
+    from forerun.kernels.reference import ReferenceKernels
+    from forerun.models.families import build
+
+    notes = []
+    # Built on the device without memory: names and shapes are checked by the code that loads, nothing is read.
+    decoder = build(checkpoint, ReferenceKernels(), torch.device("meta"), torch.float32, NullProgress())
+    try:
+        if decoder.native_head() is not None:
+            count = sum(name.startswith("mtp.") for name in checkpoint.names())
+            notes.append(f"its MTP head is complete ({count} tensors) and kept")
+    except ForerunError as error:
+        notes.append(f"no usable MTP head: {error}")
+    left = checkpoint.leftovers(lambda name: name.startswith("mtp."))
+    if left:
+        notes.append(f"{len(left)} tensors that forerun does not read are left out ({left[0]}, …)")
+    return sorted(checkpoint.names() - set(left)), notes
+
+
+def write_folder(
+    checkpoint: Checkpoint, names: list[str], notes: list[str], target: Path, rounded: bool, progress: Progress
+) -> Conversion:
+    """Beside the target first, then under its name."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        count, size = write_weights(checkpoint, names, work, rounded, progress)
+        copy_side_files(checkpoint.path, work)
+        config = dict(checkpoint.config) | {SOURCE_HASH: fingerprint(checkpoint)}
+        if rounded:
+            config["quantization_config"] = {"quant_method": OWN_METHOD}
+        write_json(work / "config.json", config)
+        for file in work.iterdir():
+            file.chmod(0o644)
+            flush(file)
+        work.chmod(0o755)  # what mkdir gives; a temporary folder is private
+        if target.exists():
+            target.rmdir()  # it is empty, or this fails
+        os.rename(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return Conversion(target, count, size, notes)
+
+
+def write_weights(
+    checkpoint: Checkpoint, names: list[str], work: Path, rounded: bool, progress: Progress
+) -> tuple[int, int]:
+    """All tensors, in files of a few gigabytes. Returns how many there are and their size."""
+    from safetensors.torch import save_file
+
+    places: dict[str, int] = {}
+    shard: dict[str, Tensor] = {}
+    files = total = held = 0
+
+    def write_shard() -> None:
+        nonlocal files, held
+        files += 1
+        save_file(shard, work / f"{files}.part", metadata={"format": "pt"})
+        places.update(dict.fromkeys(shard, files))
+        shard.clear()
+        held = 0
+
+    with progress.task("converting weights", len(names)) as task:
+        for name in names:
+            for stored, tensor in stored_as(checkpoint, name, rounded):
+                if held and held + tensor.nbytes > SHARD:
+                    write_shard()
+                shard[stored] = tensor.contiguous()
+                held += tensor.nbytes
+                total += tensor.nbytes
+            task.advance()
+        write_shard()
+    final = {n: SINGLE if files == 1 else f"model-{n:05}-of-{files:05}.safetensors" for n in range(1, files + 1)}
+    for number, name in final.items():
+        os.rename(work / f"{number}.part", work / name)
+    if files > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": {name: final[n] for name, n in places.items()}}
+        write_json(work / INDEX, index)
+    return len(places), total
+
+
+def stored_as(checkpoint: Checkpoint, name: str, rounded: bool) -> Iterator[tuple[str, Tensor]]:
+    """A tensor under its name, or as 8-bit values and the scales of its rows."""
+    from forerun.kernels.matrix import round_to_int8
+
+    tensor = checkpoint.raw(name)
+    if not rounded or not is_rounded(name):
+        yield name, tensor
+        return
+    values, scale = round_to_int8(tensor.flatten(0, -2))
+    yield name, values.view(tensor.shape)
+    yield name + SCALE, scale.view(tensor.shape[:-1])
+
+
+def is_rounded(name: str) -> bool:
+    """Is this a matrix that loading rounds?"""
+    return name == OUTPUT or name.endswith(ROUNDED)
+
+
+def copy_side_files(source: Path, work: Path) -> None:
+    """The tokenizer and what else describes the model; never weights, never code."""
+    for file in sorted(source.iterdir()):
+        known = file.suffix in SIDE_FILES or file.name.upper().startswith(("LICENSE", "NOTICE"))
+        written = file.name in ("config.json", INDEX, MANIFEST) or (work / file.name).exists()
+        if known and not written and file.is_file() and file.stat().st_size <= SIDE_LIMIT:
+            shutil.copyfile(file, work / file.name)
+
+
+def write_json(file: Path, value: dict[str, Any]) -> None:
+    """Readable, in UTF-8."""
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def flush(file: Path) -> None:
+    """To the disk before the rename, so that a power cut cannot leave a complete-looking folder of empty files."""
+    with file.open("rb+") as stream:
+        os.fsync(stream.fileno())

@@ -1,0 +1,147 @@
+"""Trained MTP heads: a folder with head.safetensors and a config.json that says which model it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ForerunError
+from forerun.weights.checkpoint import Checkpoint
+from forerun.weights.fingerprint import fingerprint
+from forerun.weights.folder import file_inside, read_json
+
+FORMAT = "forerun-mtp-head"
+VERSION = 1
+WEIGHTS = "head.safetensors"
+PACKAGED = Path(__file__).parent.parent / "data" / "heads"
+LARGEST = 1 << 24  # no dimension of a model comes near
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a head must have in common with its model."""
+
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    num_hidden_layers: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model_type} with hidden size {self.hidden_size}, {self.num_hidden_layers} layers "
+            f"and {self.vocab_size} tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFolder:
+    """A head on disk: its description is checked, its tensors are not read yet."""
+
+    path: Path
+    target_hash: str
+    target: Shape
+    taps: tuple[int, ...]
+    layer: Mapping[str, Any]  # the block's shape, in the words of the target's config.json
+
+    def open(self) -> Checkpoint:
+        """Its tensors."""
+        file = file_inside(self.path, WEIGHTS)
+        if file is None:
+            raise ForerunError(f"the MTP head {self.path} has no {WEIGHTS}")
+        return Checkpoint(self.path, {"model_type": f"{self.target.model_type} MTP head"}, [file])
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHead:
+    """A head for a model, and what a user should know about the match."""
+
+    folder: HeadFolder
+    warning: str | None
+
+
+def shape_of(checkpoint: Checkpoint) -> Shape:
+    """The shape of a model, as heads record it."""
+    config = checkpoint.config
+    nested = config.get("text_config")
+    return _shape(nested if isinstance(nested, dict) else config, str(checkpoint.path))
+
+
+def read_head(folder: Path) -> HeadFolder:
+    """Read and check a head's description."""
+    where = f"the MTP head {folder}"
+    if not folder.is_dir():
+        raise ForerunError(f"{where} is not a folder")
+    config = read_json(folder, "config.json")
+    if config is None:
+        raise ForerunError(f"{where} has no config.json")
+    if config.get("format") != FORMAT or config.get("version") != VERSION:
+        found = f"{config.get('format')!r} version {config.get('version')!r}"[:80]
+        raise ForerunError(f"{where} is of format {found}, expected {FORMAT!r} version {VERSION}")
+    target, layer = config.get("target"), config.get("layer")
+    if not isinstance(target, dict) or not isinstance(layer, dict):
+        raise ForerunError(f"{where}: config.json must hold 'target' and 'layer'")
+    shape = _shape(target, where)
+    return HeadFolder(folder, str(target.get("hash", ""))[:64], shape, _taps(config, shape, where), layer)
+
+
+def find_head(checkpoint: Checkpoint, folder: Path | None) -> FoundHead | None:
+    """The head in `folder`, or the packaged one that fits the model best (None when there is none).
+
+    A head of the very same weights is used as it is; one of other weights of the same shape may draft worse, which is
+    worth a warning; one of another shape cannot run.
+    """
+    wanted = shape_of(checkpoint)
+    if folder is not None:
+        head = read_head(folder)
+        if head.target != wanted:
+            raise ForerunError(f"the MTP head {folder} is for {head.target}, but {checkpoint.path} is {wanted}")
+        return _match(head, fingerprint(checkpoint))
+    fitting = [head for head in packaged_heads() if head.target == wanted]
+    if not fitting:
+        return None
+    own = fingerprint(checkpoint)
+    return min((_match(head, own) for head in fitting), key=lambda found: found.warning is not None)
+
+
+def packaged_heads() -> list[HeadFolder]:
+    """Heads that come with forerun."""
+    if not PACKAGED.is_dir():
+        return []
+    return [read_head(folder) for folder in sorted(PACKAGED.iterdir()) if (folder / "config.json").is_file()]
+
+
+def _match(head: HeadFolder, own: str) -> FoundHead:
+    if head.target_hash == own:
+        return FoundHead(head, None)
+    warning = (
+        f"the MTP head {head.path.name} was trained for other weights of the same shape: "
+        "the text stays right, but drafts may be worse"
+    )
+    return FoundHead(head, warning)
+
+
+def _shape(config: Mapping[str, Any], where: str) -> Shape:
+    family = config.get("model_type")
+    if not isinstance(family, str):
+        raise ForerunError(f"{where}: config.json does not name the model_type")
+    sizes = [_count(config, name, where) for name in ("hidden_size", "vocab_size", "num_hidden_layers")]
+    return Shape(family[:40], *sizes)
+
+
+def _count(config: Mapping[str, Any], name: str, where: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
+        raise ForerunError(f"{where}: {name} must be a positive integer, found {str(value)[:40]!r}")
+    return value
+
+
+def _taps(config: Mapping[str, Any], shape: Shape, where: str) -> tuple[int, ...]:
+    taps = config.get("taps", [])
+    good = isinstance(taps, list) and all(isinstance(tap, int) and not isinstance(tap, bool) for tap in taps)
+    if not good or len(set(taps)) != len(taps) or not all(0 <= tap < shape.num_hidden_layers for tap in taps):
+        raise ForerunError(
+            f"{where}: taps must be different layers from 0 to {shape.num_hidden_layers - 1}, found {str(taps)[:80]}"
+        )
+    return tuple(taps)

@@ -1,0 +1,427 @@
+"""The mtp drafter: the same tokens whatever its head says, and a head that computes what it was trained to."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import CHUNK, VOCAB, NoText, decoder, engine, finish, request, run
+from heads import HeadShape, TwinPass, Weights, fuse, mtp_engine, observe, random_head, train_head, twin, write_head
+from tiny import tiny_model
+
+from forerun.draft.drawing import Drawing
+from forerun.draft.mtp import MtpDrafter, State
+from forerun.draft.protocol import Draft, Want
+from forerun.engine.engine import Engine
+from forerun.engine.sequence import Status
+from forerun.models.layers.decoder import Decoder
+from forerun.sample import Row, SamplingParams, TokenHistory, choose, draw, probabilities
+
+ODD = {"hidden_size": 72, "intermediate_size": 88, "head_dim": 20, "num_hidden_layers": 3}
+SHAPE = HeadShape(72, taps=(1, 2))
+DRAFTED = list(range(0, 300, 3))  # a reduced draft vocabulary; some ids are beyond the tokenizer's 290
+PROCESSORS: list[dict[str, Any]] = [
+    {},
+    {"top_p": 0.9, "repetition_penalty": 1.3},
+    {"top_k": 20, "min_p": 0.05, "presence_penalty": 0.6, "frequency_penalty": 0.4},
+    {"logit_bias": {18: 3.0, 40: -2.0}, "suppress": frozenset({9, 33})},
+]
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Shorter than a chunk, a chunk, and several chunks long."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = [3, CHUNK, 2 * CHUNK + 5, CHUNK + 1, 1, 3 * CHUNK, 7, 2 * CHUNK - 1][:count]
+    return [torch.randint(4, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+@dataclass
+class Trio:
+    """A target and three heads for it."""
+
+    target: Decoder
+    trained: Path
+    random: Path
+    reduced: Path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("mtp")
+    target = tiny_model(root / "target", "llama", **ODD)
+    model = decoder(target, quantize=False)
+    texts = [s.tokens for s in run(engine(model), *[request(prompt) for prompt in prompts(3)])]
+    weights = train_head(model, texts, SHAPE)
+    common = sorted({token for text in texts for token in text[-30:]} | set(DRAFTED))
+    return {
+        "target": target,
+        "trained": write_head(root / "trained", target, SHAPE, weights),
+        "random": write_head(root / "random", target, SHAPE, random_head(SHAPE)),
+        "reduced": write_head(root / "reduced", target, SHAPE, weights, common),
+    }
+
+
+@pytest.fixture(scope="module", params=["int8", "float32"])
+def trio(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Trio:
+    target = decoder(folders["target"], quantize=request.param == "int8")
+    return Trio(target, folders["trained"], folders["random"], folders["reduced"])
+
+
+@pytest.fixture(scope="module")
+def floats(folders: dict[str, Path]) -> Trio:
+    """For comparisons with the twin."""
+    target = decoder(folders["target"], quantize=False)
+    return Trio(target, folders["trained"], folders["random"], folders["reduced"])
+
+
+def drafter_of(machine: Engine) -> MtpDrafter:
+    drafter = machine.drafters["mtp"]
+    assert isinstance(drafter, MtpDrafter)
+    return drafter
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
+@pytest.mark.parametrize("head", ["trained", "random", "reduced"])
+def test_drafting_changes_no_token(trio: Trio, head: str, temperature: float) -> None:
+    machine = mtp_engine(trio.target, getattr(trio, head))
+    drafted = accepted = 0
+    for depth in range(1, 7):
+        prompt = prompts(3)[depth % 3]
+        # Processors make the target say what the head was not trained on: every other time it may be right.
+        processors = {} if depth % 2 else PROCESSORS[depth // 2]
+        options = {"temperature": temperature, "seed": depth, "max_tokens": 25, **processors}
+        (plain,) = run(machine, request(prompt, **options))
+        (other,) = run(machine, request(prompt, draft="mtp", draft_tokens=depth, **options))
+        assert other.answer == plain.answer and not other.warnings
+        drafted += other.counters.drafted
+        accepted += other.counters.accepted
+    assert drafted > accepted
+    assert head == "random" or accepted > 10
+
+
+def test_a_trained_head_is_often_right(floats: Trio) -> None:
+    for head in (floats.trained, floats.reduced):
+        machine = mtp_engine(floats.target, head)
+        for prompt in prompts(3):
+            (answer,) = run(machine, request(prompt, draft="auto"))  # auto means mtp when there is a head
+            assert answer.policy.arm == "mtp"
+            assert answer.counters.accepted > answer.counters.drafted / 2
+
+
+def test_alone_and_in_a_mixed_batch(trio: Trio) -> None:
+    machine = mtp_engine(trio.target, trio.trained)
+    mixed = []
+    for index, prompt in enumerate(prompts(8)):
+        arm = ("mtp", "lookup", "mtp", "off")[index % 4]
+        options = {"temperature": (0.0, 0.8)[index % 2], **PROCESSORS[index % len(PROCESSORS)]}
+        mixed.append(request(prompt, max_tokens=20 + 3 * index, draft=arm, **options))
+    together = run(machine, *mixed)
+    alone = [run(machine, r)[0] for r in mixed]
+    assert [s.answer for s in together] == [s.answer for s in alone]
+    assert together[0].policy.arm == "mtp" and together[0].counters.accepted > 0
+    # The head saw the same, too.
+    assert [s.counters.accepted for s in together] == [s.counters.accepted for s in alone]
+
+
+def test_features_are_transformers_hidden_states(folders: dict[str, Path], floats: Trio) -> None:
+    import transformers
+
+    text = prompts(3)[2]
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folders["target"], dtype=torch.float32)
+    with torch.no_grad():
+        states = reference(torch.tensor([text]), output_hidden_states=True).hidden_states
+    features, _ = observe(floats.target, text, (0, 2))
+    torch.testing.assert_close(
+        features, torch.cat([states[0][0], states[2][0], states[3][0]], dim=1), rtol=0, atol=1e-4
+    )
+
+
+VARIANTS = {
+    "taps": ("llama", SHAPE),
+    "no taps": ("llama", HeadShape(72)),
+    "another shape": ("llama", HeadShape(72, heads=6, kv_heads=3, size=12, inner=50, theta=500.0, taps=(0,))),
+    "biases": ("qwen2", HeadShape(72, bias=True, taps=(2, 1))),
+    "head norms": ("qwen3", HeadShape(72, head_norms=True, taps=(2,))),
+}
+
+
+@dataclass
+class Pair:
+    """A head as the engine runs it, and its twin."""
+
+    model: Decoder
+    shape: HeadShape
+    weights: Weights
+    folder: Path
+
+    def teacher_forced(self, tokens: list[int]) -> TwinPass:
+        """The twin over all slots of a text that have a next token."""
+        features, _ = observe(self.model, tokens[:-1], self.shape.taps)
+        hidden = fuse(self.weights, self.shape, features)
+        return twin(self.weights, self.shape, self.model.embedding, hidden, torch.tensor(tokens[1:]))
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs @ self.model.output_rows(torch.arange(300)).T
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    family, shape = VARIANTS[request.param]
+    root = tmp_path_factory.mktemp("pair")
+    target = tiny_model(root / "target", family, **ODD)
+    weights = random_head(shape, seed=8)
+    return Pair(decoder(target, quantize=False), shape, weights, write_head(root / "head", target, shape, weights))
+
+
+def contents(state: State) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the slots in the cache, each [kv heads, slots, size]."""
+    pages, layer = state.cache.table.long(), state.cache.pool.layers[0]
+    keys = layer.keys[pages].permute(1, 0, 3, 2).flatten(1, 2)
+    values = layer.values[pages].permute(1, 0, 2, 3).flatten(1, 2)
+    return keys[:, : state.cache.length], values[:, : state.cache.length]
+
+
+@pytest.mark.parametrize("most_queued", [1, 9, 256])
+def test_the_cache_equals_a_teacher_forced_pass(pair: Pair, most_queued: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.draft.mtp.MOST_QUEUED", most_queued)
+    monkeypatch.setattr("forerun.draft.mtp.FEW", 4)
+    for prompt in prompts(6):
+        machine = mtp_engine(pair.model, pair.folder)
+        drafter = drafter_of(machine)
+        # Rounds in the middle go to another arm: their features wait, or are worked off when too many wait.
+        sequence = machine.submit(request(prompt, max_tokens=30, draft="mtp", draft_tokens=3), NoText())
+        with torch.inference_mode():
+            while sequence.status is not Status.FINISHED:
+                sequence.policy.fixed = 0 if 8 < len(sequence.answer) < 20 else 3
+                machine.step()
+                state = drafter._states[sequence.id]
+                assert state.fed == sequence.cache.length
+                assert state.queued <= max(most_queued, 1 + 3)
+            drafter._catch_up([state])
+        assert state.cache.length == len(sequence.tokens) - 1
+        expected = pair.teacher_forced(sequence.tokens)
+        keys, values = contents(state)
+        torch.testing.assert_close(keys, expected.keys, rtol=0, atol=1e-4)
+        torch.testing.assert_close(values, expected.values, rtol=0, atol=1e-4)
+        torch.testing.assert_close(state.last, expected.outputs[-1], rtol=0, atol=1e-4)
+
+
+def test_drafts_follow_the_twin_to_any_depth(pair: Pair) -> None:
+    machine = mtp_engine(pair.model, pair.folder)
+    drafter = drafter_of(machine)
+    for prompt in prompts(4):
+        sequence = machine.submit(request(prompt, max_tokens=9, draft="mtp", draft_tokens=2), NoText())
+        finish(machine, [sequence])
+        tokens = sequence.tokens
+        row = Row(SamplingParams(), TokenHistory(tokens), (), len(tokens))
+        with torch.inference_mode():
+            drafts = [drafter.propose([Want(sequence.id, 5, row, False)])[0].tokens for _ in range(2)]
+        assert drafts[0] == drafts[1]  # what the first one wrote is forgotten
+        passed = pair.teacher_forced(tokens)
+        last = passed.outputs[-1:]
+        for depth in range(5):
+            token = int(pair.logits(last)[0, :VOCAB].argmax())
+            assert token == drafts[0][depth]
+            slot = torch.tensor([len(tokens) - 1 + depth])
+            step = twin(pair.weights, pair.shape, pair.model.embedding, last, torch.tensor([token]), passed, slot)
+            passed = TwinPass(
+                step.outputs, torch.cat([passed.keys, step.keys], 1), torch.cat([passed.values, step.values], 1)
+            )
+            last = step.outputs
+        machine.release(sequence)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_reduced_vocabulary_draws_with_the_noise_of_target_ids(temperature: float) -> None:
+    ids = torch.tensor(DRAFTED[:97])
+    logits = torch.randn(3, len(ids), generator=torch.Generator().manual_seed(1))
+    full = torch.full((3, VOCAB), -1e9)
+    full[:, ids] = logits
+    for settings in PROCESSORS:
+        settings = {"temperature": temperature, "seed": 4, **settings}
+        rows = [Row(SamplingParams(**settings), TokenHistory([5, 6]), (), 7 + n) for n in range(3)]
+        drawing = Drawing([Want(n, 2, row, False) for n, row in enumerate(rows)], VOCAB, ids)
+        drawing.draw(drawing.live(0), logits)
+        assert [tokens[0] for tokens in drawing.tokens] == choose(full, rows, VOCAB)
+
+
+def test_a_draft_ends_where_nothing_is_left_to_draft() -> None:
+    ids = torch.tensor([3, 8])
+    params = [SamplingParams(suppress=frozenset({3, 8})), SamplingParams(), SamplingParams(temperature=1.0)]
+    wants = [Want(n, 2, Row(p, TokenHistory([1]), (), 1), n == 2) for n, p in enumerate(params)]
+    drawing = Drawing(wants, 10, ids)
+    for depth in range(2):
+        drawing.draw(live := drawing.live(depth), torch.randn(len(live), 2))
+    assert [len(draft.tokens) for draft in drawing.drafts()] == [0, 2, 2]
+    assert drawing.drafts()[2].probabilities is not None and drawing.drafts()[1].probabilities is None
+
+
+def steps(machine: Engine, count: int) -> None:
+    with torch.inference_mode():
+        for _ in range(count):
+            machine.step()
+
+
+def test_cancelled_at_every_step_and_continued(trio: Trio) -> None:
+    machine = mtp_engine(trio.target, trio.trained)
+    drafter = drafter_of(machine)
+    options: dict[str, Any] = {"draft": "mtp", "temperature": 0.7, "repetition_penalty": 1.2, "max_tokens": 20}
+    (whole,) = run(machine, request(prompts(3)[2], **options))
+    for count in range(9):
+        sequence = machine.submit(request(prompts(3)[2], **options), NoText())
+        steps(machine, count)
+        machine.cancel(sequence)
+        run(machine, request(prompts(2)[1], draft="mtp", max_tokens=5))  # somebody else in between
+        machine.resume(sequence)
+        finish(machine, [sequence])
+        assert (sequence.answer, sequence.counters.accepted) == (whole.answer, whole.counters.accepted)
+        machine.release(sequence)
+        assert drafter.pool.free == drafter.pool.count and not drafter._states
+
+
+def test_longer_than_planned(trio: Trio) -> None:
+    machine = mtp_engine(trio.target, trio.trained)
+    (whole,) = run(machine, request(prompts(1)[0], draft="mtp", max_tokens=40))
+    short = machine.submit(request(prompts(1)[0], draft="mtp", max_tokens=11), NoText())
+    finish(machine, [short])
+    machine.resume(short, 29)
+    finish(machine, [short])
+    assert short.answer == whole.answer and not short.warnings
+
+
+def test_an_interrupted_target_pass_loses_nothing(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = mtp_engine(trio.target, trio.trained)
+    (whole,) = run(machine, request(prompts(3)[1], draft="mtp"))
+    sequence = machine.submit(request(prompts(3)[1], draft="mtp"), NoText())
+    forward = trio.target.forward
+    calls = iter(range(10**6))
+
+    def interrupted(batch: Any) -> Any:
+        if next(calls) % 3 == 1:
+            raise KeyboardInterrupt
+        return forward(batch)
+
+    monkeypatch.setattr(trio.target, "forward", interrupted)
+    with torch.inference_mode():
+        while sequence.status is not Status.FINISHED:
+            with contextlib.suppress(KeyboardInterrupt):
+                machine.step()
+    assert (sequence.answer, sequence.counters.accepted) == (whole.answer, whole.counters.accepted)
+
+
+def test_parking_of_the_target_and_of_the_head(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.engine.scheduler.DEFAULT_ANSWER", 4)
+    wanted = [request(prompts(2)[1], max_tokens=None, seed=n, temperature=1.0, draft="mtp") for n in range(3)]
+    free = [run(mtp_engine(trio.target, trio.trained, context=110), r)[0] for r in wanted]
+    machine = mtp_engine(trio.target, trio.trained, head_pages=20, pages=20, context=110)
+    head_cache = drafter_of(machine)
+    sequences = [machine.submit(r, NoText()) for r in wanted]
+    parked = head_parked = 0
+    with torch.inference_mode():
+        while any(s.status is not Status.FINISHED for s in sequences):
+            machine.step()
+            parked += sum(s.status is Status.PARKED for s in sequences)
+            head_parked += sum(state.cache.parked is not None for state in head_cache._states.values())
+            head_cache.pool.check([state.cache for state in head_cache._states.values()])
+            for s in sequences:
+                if s.status is Status.FINISHED:
+                    machine.release(s)
+    assert parked > 0 and head_parked > 0
+    assert [(s.answer, s.warnings) for s in sequences] == [(s.answer, []) for s in free]
+
+
+def test_no_place_for_the_head_costs_speed_only(floats: Trio) -> None:
+    wanted = [request(prompt, draft="mtp") for prompt in prompts(4)]
+    plain = [run(engine(floats.target), request(r.prompt))[0].answer for r in wanted]
+    machine = mtp_engine(floats.target, floats.trained, head_pages=3)
+    (tight,) = run(machine, wanted[1])
+    assert tight.answer == plain[1] and 0 < tight.counters.drafted < 30
+    # Alone each of them fits, together they do not.
+    machine = mtp_engine(floats.target, floats.trained, head_pages=12)
+    together = run(machine, *wanted)
+    assert [(s.answer, s.warnings) for s in together] == [(answer, []) for answer in plain]
+    assert all(s.counters.drafted for s in together)
+
+
+def test_a_broken_head_is_reported_and_left_out(floats: Trio, folders: dict[str, Path], tmp_path: Path) -> None:
+    weights = random_head(SHAPE)
+    weights["mtp.norm.weight"][3] = float("nan")
+    machine = mtp_engine(floats.target, write_head(tmp_path / "nan", folders["target"], SHAPE, weights))
+    (plain,) = run(machine, request(prompts(1)[0]))
+    (other,) = run(machine, request(prompts(1)[0], draft="mtp"))
+    assert other.answer == plain.answer and other.policy.arm is None
+    (warning,) = other.warnings
+    assert "mtp" in warning and "not a number" in warning
+    assert drafter_of(machine).pool.free == drafter_of(machine).pool.count
+
+
+def test_features_are_made_only_for_those_who_want_them(floats: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = mtp_engine(floats.target, floats.trained)
+    asked: list[bool] = []
+    forward = floats.target.forward
+
+    def spy(batch: Any) -> Any:
+        asked.append(batch.features)
+        return forward(batch)
+
+    monkeypatch.setattr(floats.target, "forward", spy)
+    run(machine, request(prompts(1)[0], max_tokens=4, draft="lookup"), request(prompts(1)[0], max_tokens=4))
+    assert asked and not any(asked)
+    asked.clear()
+    run(machine, request(prompts(1)[0], max_tokens=4, draft="mtp"))
+    assert asked and all(asked)
+
+
+@pytest.mark.parametrize("head", ["trained", "reduced"])
+def test_rejection_is_exact_in_distribution(floats: Trio, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from test_sample_acceptance import chi_square, fits
+
+    machine = mtp_engine(floats.target, getattr(floats, head))
+    settings: dict[str, Any] = {"temperature": 1.3, "top_k": 3, "accept": "rejection"}
+    prompt, length, seeds = prompts(1)[0], 3, 400
+    proposals: list[tuple[Want, Draft]] = []
+    propose = MtpDrafter.propose
+
+    def spy(self: MtpDrafter, wants: list[Want]) -> list[Draft]:
+        made = propose(self, wants)
+        proposals.extend(zip(wants, made, strict=True))
+        return made
+
+    monkeypatch.setattr(MtpDrafter, "propose", spy)
+    wanted = [request(prompt, max_tokens=length, seed=n, draft="mtp", **settings) for n in range(seeds)]
+    answers = run(machine, *wanted)
+    vocabulary = drafter_of(machine).head.vocabulary
+    ids = set(range(VOCAB)) if vocabulary is None else set(vocabulary.tolist())
+    assert head == "trained" or len(ids) < VOCAB / 2
+    for want, draft in proposals[:100]:
+        q = draft.probabilities
+        assert q is not None and set(q.nonzero()[:, 1].tolist()) <= ids
+        torch.testing.assert_close(q.sum(1), torch.ones(len(q)).double())
+        drawn = [draw(row, want.row.params, want.row.position + n) for n, row in enumerate(q)]
+        assert drawn == draft.tokens  # from the very distribution that it brought along
+    accepted = sum(s.counters.accepted for s in answers)
+    assert seeds / 20 < accepted < sum(s.counters.drafted for s in answers)
+    counts: dict[tuple[int, ...], int] = {}
+    for s in answers:
+        counts[tuple(s.answer)] = counts.get(tuple(s.answer), 0) + 1
+    expected = joint(floats.target, prompt, length, settings)
+    assert fits(counts, expected), chi_square(counts, expected)
+
+
+def joint(model: Decoder, prompt: list[int], length: int, settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
+    """The exact probability of every possible answer of `length` tokens."""
+    params = SamplingParams(**{name: value for name, value in settings.items() if name != "accept"})
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for answer, p in found.items():
+            _, logits = observe(model, [*prompt, *answer], ())
+            row = Row(params, TokenHistory(prompt), answer, len(prompt) + len(answer))
+            q = probabilities(logits[-1:], [row], VOCAB)[0]
+            longer.update({(*answer, token): p * float(q[token]) for token in q.nonzero()[:, 0].tolist()})
+        found = longer
+    return found

@@ -1,0 +1,334 @@
+"""Training a head on a tiny model: it learns, resumes exactly, and its files and figures are what they claim to be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import tiny_model
+
+from forerun.cli.main import main
+from forerun.errors import ForerunError
+from forerun.train.chain import fused_works
+from forerun.train.evaluate import Measured, choose_vocabulary, evaluate, tokens_per_round
+from forerun.train.generate import Answer, write
+from forerun.train.head import Head, Scales
+from forerun.train.loss import draw_support, soft_cross_entropy, teacher
+from forerun.train.run import train_head
+from forerun.train.settings import Settings, default_taps
+from forerun.train.store import FeatureStore
+from forerun.train.target import Target, load_target, rotate
+
+SMALL = Settings(
+    steps=24,
+    prompts=48,
+    answer_tokens=20,
+    evaluation_tokens=16,
+    batch_tokens=512,
+    unroll=3,
+    frequent=200,
+    others=40,
+    rate=4e-3,
+)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=3)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    file.write_text("\n".join(f"say something about {number}" for number in range(24)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("questions") / "eval.jsonl"
+    entries = [{"category": "ab"[number % 2], "prompt": f"what comes after {number}?"} for number in range(4)]
+    file.write_text("\n".join(json.dumps(entry) for entry in entries))
+    return file
+
+
+def train(model: Path, out: Path, settings: Settings, prompts: Path, questions: Path, **more: Any) -> dict[str, Any]:
+    return train_head(str(model), out, settings, device="cpu", prompts=prompts, evaluation=questions, **more)
+
+
+@pytest.fixture(scope="module")
+def trained(
+    model: Path, prompts: Path, questions: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("trained") / "head"
+    return out, train(model, out, SMALL, prompts, questions)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "head.safetensors")
+
+
+def started(target: Target, taps: tuple[int, ...], noise: float = 0.0) -> Head:
+    head = Head(target, taps)
+    head.start(Scales(2.0, 1.0), seed=0)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in head.weights.values():
+            weight += noise * torch.randn(weight.shape, generator=generator)
+    return head
+
+
+def test_training_lowers_the_loss_and_raises_acceptance(model: Path, trained: tuple[Path, dict[str, Any]]) -> None:
+    _, report = trained
+    target = load_target(model, CPU)
+    losses = report["training"]["losses"]
+    assert report["training"]["steps"] == 24
+    assert report["training"]["held_out"][-1][1] < losses[0][1] - 0.15
+    untrained = started(target, default_taps(3))
+    order = torch.arange(300)
+    ids = [("a", list(range(10 + shift, 40 + shift))) for shift in range(8)]
+    after = Head(target, default_taps(3))
+    after.load(weights_of(trained[0]))
+    rates = []
+    for head in (untrained, after):
+        found = evaluate(head, ids, frozenset(), order, [300], temperature=0.8, tokens=40, seed=1)
+        rates.append(tokens_per_round([one.accepted[300] for one in found], 4))
+    assert rates[1] > rates[0] + 0.05
+
+
+def test_saved_head_has_the_names_and_shapes_of_the_format(trained: tuple[Path, dict[str, Any]]) -> None:
+    out, report = trained
+    weights = weights_of(out)
+    config = json.loads((out / "config.json").read_text())
+    assert config["format"] == "forerun-mtp-head" and config["version"] == 1
+    assert config["target"]["hidden_size"] == 64 and config["target"]["num_hidden_layers"] == 3
+    assert config["taps"] == [1, 2] and config["layer"]["intermediate_size"] == 112
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    layer = "mtp.layers.0."
+    assert shapes == {
+        "mtp.fc.weight": (64, 128),
+        "mtp.pre_fc_norm_embedding.weight": (64,),
+        "mtp.pre_fc_norm_hidden.weight": (64,),
+        "mtp.norm.weight": (64,),
+        "mtp.fuse.weight": (64, 192),
+        "mtp.tap_norms.0.weight": (64,),
+        "mtp.tap_norms.1.weight": (64,),
+        "mtp.tap_norms.2.weight": (64,),
+        f"{layer}input_layernorm.weight": (64,),
+        f"{layer}post_attention_layernorm.weight": (64,),
+        f"{layer}self_attn.q_proj.weight": (64, 64),
+        f"{layer}self_attn.k_proj.weight": (32, 64),
+        f"{layer}self_attn.v_proj.weight": (32, 64),
+        f"{layer}self_attn.o_proj.weight": (64, 64),
+        f"{layer}mlp.gate_proj.weight": (112, 64),
+        f"{layer}mlp.up_proj.weight": (112, 64),
+        f"{layer}mlp.down_proj.weight": (64, 112),
+    }
+    assert all(tensor.dtype == torch.bfloat16 for tensor in weights.values())
+    assert json.loads((out / "evaluation.json").read_text())["greedy"] == report["greedy"]
+    assert "Tokens per round" in (out / "README.md").read_text()
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    model: Path, prompts: Path, questions: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    train(model, tmp_path / "head", SMALL, prompts, questions, stop_after=11)
+    halfway = weights_of(tmp_path / "head")
+    report = train(model, tmp_path / "head", SMALL, prompts, questions)
+    resumed, whole = weights_of(tmp_path / "head"), weights_of(trained[0])
+    assert report["training"]["steps"] == 24
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert not torch.equal(halfway["mtp.fc.weight"], whole["mtp.fc.weight"])
+    with pytest.raises(ForerunError, match="other settings"):
+        train(model, tmp_path / "head", replace(SMALL, rate=2e-3), prompts, questions)
+
+
+def test_a_draft_vocabulary_is_sorted_and_of_the_size_asked_for(
+    model: Path, prompts: Path, questions: Path, tmp_path: Path
+) -> None:
+    report = train(model, tmp_path / "head", replace(SMALL, steps=2, draft_vocab=64), prompts, questions)
+    ids = weights_of(tmp_path / "head")["mtp.draft_vocab"]
+    assert ids.dtype == torch.int64 and len(ids) == 64 and bool((ids.diff() > 0).all())
+    assert report["draft_vocab"]["size"] == 64
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_unrolled_steps_equal_drafting_one_slot_after_another(family: str, tmp_path: Path) -> None:
+    """The head's formulas written out for one base position, with no tricks, against the batched unrolling."""
+    target = load_target(tiny_model(tmp_path / "m", family, num_hidden_layers=3), CPU)
+    head = started(target, (1, 2), noise=0.05)
+    tokens = torch.randint(4, 290, (2, 24), generator=torch.Generator().manual_seed(2))
+    hidden, tapped = target.read(tokens[:, :20], (1, 2))
+    features = torch.stack([*tapped, hidden], dim=2)
+    outputs = head.unroll(features, tokens[:, 1:23], 3)
+    for row, base in ((0, 9), (1, 17)):
+        slow = draft_slots(head, features[row, : base + 1], tokens[row, 1 : base + 4], 3)
+        for step in range(3):
+            torch.testing.assert_close(outputs[step][row, base], slow[step], rtol=1e-4, atol=1e-4)
+
+
+def draft_slots(head: Head, features: torch.Tensor, following: torch.Tensor, steps: int) -> list[torch.Tensor]:
+    """Slots 0 … base + steps - 1 of one sequence, the last `steps - 1` continuing from the head's own outputs."""
+    w, config = head.weights, head.config
+    base = len(features) - 1
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], w[name], config.eps)
+
+    fused = torch.cat([norm(features[:, part], f"mtp.tap_norms.{part}.weight") for part in range(3)], dim=-1)
+    states = list(fused @ w["mtp.fuse.weight"].T)
+    found: list[torch.Tensor] = []
+    for step in range(steps):
+        length = base + 1 + step
+        left = norm(head.target.embedding[following[:length]], "mtp.pre_fc_norm_embedding.weight")
+        right = norm(torch.stack(states), "mtp.pre_fc_norm_hidden.weight")
+        x = torch.cat((left, right), dim=-1) @ w["mtp.fc.weight"].T
+        normed = norm(x, "mtp.layers.0.input_layernorm.weight")
+        heads = []
+        for part in "qkv":
+            name = f"mtp.layers.0.self_attn.{part}_proj."
+            flat = F.linear(normed, w[name + "weight"], w.get(name + "bias"))
+            split = flat.view(length, -1, config.layout.size).transpose(0, 1)
+            if part != "v":
+                if config.head_norms:
+                    split = norm(split, f"mtp.layers.0.self_attn.{part}_norm.weight")
+                split = rotate(split, *head.target.rope.at(torch.arange(length), length))
+            heads.append(split)
+        query, key, value = heads
+        shared = config.layout.heads // config.layout.kv_heads
+        key, value = key.repeat_interleave(shared, 0), value.repeat_interleave(shared, 0)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(0, 1).flatten(1)
+        x = x + mixed @ w["mtp.layers.0.self_attn.o_proj.weight"].T
+        normed = norm(x, "mtp.layers.0.post_attention_layernorm.weight")
+        gate, up = (normed @ w[f"mtp.layers.0.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+        out = norm(x + (F.silu(gate) * up) @ w["mtp.layers.0.mlp.down_proj.weight"].T, "mtp.norm.weight")
+        found.append(out[-1])
+        states.append(out[-1])
+    return found
+
+
+def test_measured_acceptance_equals_drafting_by_hand(model: Path, trained: tuple[Path, dict[str, Any]]) -> None:
+    target = load_target(model, CPU)
+    head = Head(target, default_taps(3))
+    head.load(weights_of(trained[0]))
+    prompts = [("a", list(range(30 + 40 * shift, 38 + 40 * shift + shift))) for shift in range(3)]
+    answers = write(target, [ids for _, ids in prompts], [0.0] * 3, frozenset(), tokens=24, keep_loops=True)
+    measured = evaluate(head, prompts, frozenset(), torch.arange(300), [300], temperature=0.0, tokens=24, seed=0)
+    total = 0
+    for (_, ids), (said, _), found in zip(prompts, answers, measured, strict=True):
+        assert found.accepted[300] == [accepted_by_hand(head, ids, said, base) for base in range(len(said) - 1)]
+        total += sum(found.accepted[300])
+    assert total > 0
+
+
+def accepted_by_hand(head: Head, prompt: list[int], said: list[int], base: int) -> int:
+    """Draft after the answer's token `base` one token at a time, and count until the first wrong one."""
+    known = prompt + said[: base + 1]
+    hidden, tapped = head.target.read(torch.tensor([known[:-1]]), head.taps)
+    features = torch.stack([*tapped, hidden], dim=2)[0]
+    drafted: list[int] = []
+    for step in range(6):
+        following = torch.tensor([*known[1:], *drafted])
+        state = draft_slots(head, features, following, step + 1)[-1]
+        drafted.append(int((head.target.output @ state).argmax()))
+        if base + step + 1 >= len(said) or drafted[-1] != said[base + step + 1]:
+            return step
+    return 6
+
+
+def test_the_fused_attention_and_its_gradients_equal_the_plain_ones() -> None:
+    assert fused_works(4, 16, CPU, torch.float32) == ""
+
+
+def test_loss_and_gradient_equal_autograd_on_the_full_vocabulary() -> None:
+    generator = torch.Generator().manual_seed(0)
+    output, hidden = torch.randn(50, 8, generator=generator), torch.randn(6, 8, generator=generator)
+    rows = torch.randn(6, 8, generator=generator, requires_grad=True)
+    weights = torch.rand(6, generator=generator)
+    support = draw_support(output, torch.arange(50), torch.arange(0), 0, generator)
+    chances = teacher(hidden, (hidden @ output.T).logsumexp(-1), support)
+    torch.testing.assert_close(chances, (hidden @ output.T).softmax(-1))
+    loss = soft_cross_entropy(rows, support, chances, weights)
+    (mine,) = torch.autograd.grad(loss, rows)
+    each = -(chances * (rows @ output.T).log_softmax(-1)).sum(-1)
+    (right,) = torch.autograd.grad((each * weights).sum(), rows)
+    torch.testing.assert_close(loss, (each * weights).sum())
+    torch.testing.assert_close(mine, right)
+
+
+def test_sampled_ids_stand_for_the_ones_left_out() -> None:
+    output = torch.zeros(100, 4)
+    support = draw_support(output, torch.arange(10), torch.arange(10, 100), 9, torch.Generator().manual_seed(0))
+    assert len(support.ids) == 19
+    assert float(support.log_share.exp().sum()) == pytest.approx(100, rel=1e-5)
+
+
+def test_batches_hold_the_positions_that_a_draft_can_reach(model: Path) -> None:
+    target = load_target(model, CPU)
+    answers = [Answer([5, 6, 7], [8, 9, 10, 11], 0.0, False), Answer([5, 6], [12, 13, 2], 0.0, False)]
+    store = FeatureStore(target, (1,), answers)
+    store.fill()
+    batch = store.batch(store.epoch(torch.tensor([0, 1]).numpy(), 1000, 0)[0], 3)
+    row = int((batch.following[:, 0] == 6).nonzero()[0, 0]) if len(batch.following) else 0
+    long = next(index for index in range(2) if batch.following[index, 2] == 8)
+    mine = batch.sequence == long
+    # Of "5 6 7 8 9 10 11" the positions of 8, 9 and 10 are drafted after; 8 is reached by a first draft only.
+    assert batch.position[mine].tolist() == [3, 4, 5] and batch.depth[mine].tolist() == [0, 1, 2]
+    assert batch.following[long].tolist()[:6] == [6, 7, 8, 9, 10, 11] and row in (0, 1)
+    hidden, _ = target.read(torch.tensor([[5, 6, 7, 8, 9, 10, 11]]))
+    torch.testing.assert_close(batch.hidden[mine], hidden[0, 3:6], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(batch.whole[mine], target.logits(hidden[0, 3:6]).logsumexp(-1), rtol=1e-4, atol=1e-4)
+
+
+def test_rounds_are_counted_as_the_engine_runs_them() -> None:
+    # Bases accept 2, then (three further) 0, then 5 of which only what is left of the answer counts.
+    assert tokens_per_round([[2, 9, 9, 0, 5, 0]], 4) == pytest.approx((3 + 1 + 2) / 3)
+    assert tokens_per_round([[2, 9, 9, 0, 5, 0]], 1) == pytest.approx((2 + 2 + 2) / 3)
+    assert tokens_per_round([], 4) == 0
+
+
+def test_the_smallest_vocabulary_that_costs_little_is_chosen() -> None:
+    good, poor = [4, 0, 0, 0, 0] * 20, [0] * 100
+    measured = [Measured("a", False, {10: poor, 20: good, 100: good}, 101)]
+    assert choose_vocabulary(measured, 100, [10, 20])[0] == 20
+    assert choose_vocabulary(measured, 100, [10])[0] == 100
+
+
+def test_answers_of_a_batch_equal_those_of_the_model_alone(model: Path) -> None:
+    import transformers
+
+    target = load_target(model, CPU)
+    alone = transformers.AutoModelForCausalLM.from_pretrained(model).float().eval()
+    prompts = [[5, 9, 200], list(range(20, 57))]
+    written = write(target, prompts, [0.0, 0.0], frozenset({2}), tokens=40)
+    for prompt, (said, _) in zip(prompts, written, strict=True):
+        ids = torch.tensor([prompt])
+        right = alone.generate(ids, max_new_tokens=40, do_sample=False, attention_mask=torch.ones_like(ids))
+        assert said == right[0, len(prompt) :].tolist()[: len(said)] and len(said) > 10
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (["--minutes", "-1"], "--minutes"),
+        (["--draft-vocab", "some"], "--draft-vocab"),
+        (["--taps", "1,x"], "--taps"),
+        (["--device", "abacus"], "abacus"),
+        (["--prompts", "nowhere.txt", "--steps", "1"], "nowhere.txt"),
+        (["--taps", "1,99", "--steps", "1"], "layers 0 to 2"),
+    ],
+)
+def test_mistakes_are_one_line(
+    argv: list[str], word: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train-head", str(model), "--out", str(tmp_path / "head"), "--device", "cpu", *argv]) == 2
+    error = capsys.readouterr().err
+    assert word in error.splitlines()[-1]

@@ -1,0 +1,96 @@
+"""Prompts to train on: many, all different, none from the evaluation; loops found; users' files read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_tokenizer
+
+from forerun.errors import ForerunError
+from forerun.text.chat import encode_prompt
+from forerun.train.encode import Encoder
+from forerun.train.loops import is_looping, loop_starts
+from forerun.train.prompts import documents
+from forerun.train.prompts.files import read_prompts
+from forerun.train.prompts.mixture import Corpus, built_in_prompts, next_turns, text_of
+from forerun.train.prompts.overlap import Overlap
+from forerun.train.run import read_evaluation
+
+
+def test_evaluation_has_twelve_prompts_of_each_kind_all_different() -> None:
+    questions = read_evaluation(None)
+    kinds = Counter(kind for kind, _ in questions)
+    assert set(kinds) == {"chat", "code", "summary", "translation", "reasoning", "extraction", "questions"}
+    assert min(kinds.values()) >= 12 and len({text for _, text in questions}) == len(questions)
+
+
+def test_built_in_prompts_are_many_repeatable_and_not_in_the_evaluation() -> None:
+    manual = documents.manual_paragraphs()
+    docstrings, functions = documents.docstrings_and_functions(["textwrap", "json"])
+    assert len(manual) > 50 and len(docstrings) > 5 and len(functions) > 3
+    corpus = Corpus(manual, docstrings, functions, [])
+    prompts = list(itertools.islice(built_in_prompts(0, corpus), 1000))
+    texts = [text_of(prompt) for prompt in prompts]
+    assert len(set(texts)) > 900
+    assert not any(blank in text for text in texts for blank in ("{topic}", "{passage}", "{name}"))
+    assert prompts[:50] == list(itertools.islice(built_in_prompts(0, corpus), 50))
+    assert prompts[:50] != list(itertools.islice(built_in_prompts(1, corpus), 50))
+    overlap = Overlap(text for _, text in read_evaluation(None))
+    assert not any(overlap.found_in(text) for text in texts)
+
+
+def test_overlap_finds_equal_and_nearly_equal_prompts() -> None:
+    known = "Please write down the names of all the rivers that cross Europe."
+    overlap = Overlap([known, "Why?"])
+    assert overlap.found_in(known.upper()) and overlap.found_in("why")
+    assert overlap.found_in("hey! write down the names of all the rivers now")
+    assert not overlap.found_in("write down the names of seven rivers that cross Europe")
+
+
+def test_next_turns_go_on_from_an_answer() -> None:
+    long = "The river rises in the hills and runs to the sea. " * 8
+    turns = list(next_turns([("Tell me about rivers.", long), ("Hi", "Hello!")] * 40, seed=0))
+    assert len(turns) == 80
+    assert any(isinstance(turn, str) and "The river rises" in turn for turn in turns)
+    assert any(isinstance(turn, list) and turn[1] == {"role": "assistant", "content": "Hello!"} for turn in turns)
+
+
+def test_loops_are_found_and_cut_after_their_second_round() -> None:
+    loop = [1, 2, 3] + [7, 8, 9, 10, 11] * 6
+    straight = list(range(33))
+    short = [1, 2, 3] + [5] * 6 + list(range(40, 64))  # a short run is no loop
+    tokens = torch.tensor([loop, straight, short])
+    assert loop_starts(tokens, torch.tensor([33, 33, 33])).tolist() == [3 + 10, 33, 33]
+    assert loop_starts(tokens, torch.tensor([12, 33, 33])).tolist() == [12, 33, 33]
+    assert is_looping(tokens).tolist() == [True, False, False]
+
+
+def test_encoder_agrees_with_generate() -> None:
+    encoder = Encoder(tiny_tokenizer())
+    prompts = ["Hello there", "  spaces \n\n kept ", [{"role": "user", "content": "one"}]]
+    found = encoder.encode_all([*prompts, "end <|im_end|> it"])
+    assert found == [*(encode_prompt(encoder.tokenizer, prompt) for prompt in prompts), None]
+    turn = encoder.user_turn()
+    assert turn is not None and encoder.tokenizer.decode(turn) == "<|im_start|>user\n"
+
+
+def test_prompts_are_read_from_lines_blocks_json_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    (tmp_path / "b.txt").write_text("first\nblock\n\nsecond\n")
+    messages = {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "four"}]}
+    (tmp_path / "c.jsonl").write_text(json.dumps({"prompt": "three"}) + "\n" + json.dumps(messages) + "\n")
+    assert read_prompts(tmp_path / "a.txt") == ["one", "two"]
+    assert read_prompts(tmp_path) == ["one", "two", "first\nblock", "second", "three", "four"]
+
+
+@pytest.mark.parametrize("text", ['{"prompt": 1}', "nonsense", "[]"])
+def test_bad_prompt_files_are_refused_with_the_line(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(text)
+    with pytest.raises(ForerunError, match="line 1"):
+        read_prompts(file)

@@ -1,0 +1,153 @@
+"""`forerun convert`: same bits, same tokens, heads kept, odd checkpoints named, nothing half written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from engines import decoder, engine, request, run
+from safetensors.torch import load_file, save_file
+from tiny import tiny_model
+from tiny_qwen import random_model, save_model
+
+import forerun
+import forerun.weights.convert as module
+from forerun.cli.main import main
+from forerun.errors import ForerunError
+from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix
+from forerun.models.layers.decoder import Decoder
+from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.convert import convert
+from forerun.weights.fingerprint import fingerprint
+
+PROMPT = [5, 6, 7, 8, 5, 6, 7]
+FAMILIES = ["llama", "dense", "sparse"]
+
+
+def make(folder: Path, family: str) -> Path:
+    if family == "llama":
+        return tiny_model(folder, "llama")
+    return save_model(folder, random_model(family == "sparse"), nested=True, fused=False)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        found |= load_file(file)
+    return found
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+def tokens(model: Decoder) -> list[int]:
+    return run(engine(model), request(PROMPT, max_tokens=20))[0].tokens
+
+
+def test_a_round_trip_keeps_every_bit(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARD", 40_000)
+    done = convert(str(source), tmp_path / "new")
+    assert (done.folder / "model.safetensors.index.json").is_file()
+    expected = {n: t for n, t in tensors(source).items() if not n.startswith("model.visual.")}
+    assert same(tensors(done.folder), expected)
+    assert fingerprint(open_checkpoint(done.folder)) == fingerprint(open_checkpoint(source))
+    assert tokens(decoder(done.folder, quantize=True)) == tokens(decoder(source, quantize=True))
+    assert {p.name for p in source.glob("tokenizer*")} <= {p.name for p in done.folder.iterdir()}
+    # A second conversion says the same.
+    assert same(tensors(convert(str(done.folder), tmp_path / "again").folder), expected)
+
+
+def packed(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
+    assert isinstance(matrix, IntMatrix) and matrix.values is not None
+    return matrix.values, matrix.scale
+
+
+def test_8_bits_are_those_that_loading_makes(source: Path, tmp_path: Path) -> None:
+    from test_models import load
+
+    from forerun.kernels.reference import ReferenceKernels
+
+    done = convert(str(source), tmp_path / "small", quantize="int8")
+    ours, theirs = (load(folder, ReferenceKernels(True)) for folder in (done.folder, source))  # type: ignore[arg-type]
+    ours_all, theirs_all = [*ours.block_matrices(), ours.head], [*theirs.block_matrices(), theirs.head]
+    for left, right in zip(ours_all, theirs_all, strict=True):
+        if isinstance(left, FloatMatrix):
+            assert isinstance(right, FloatMatrix) and torch.equal(left.weight, right.weight)
+        else:
+            assert all(torch.equal(a, b) for a, b in zip(packed(left), packed(right), strict=True))
+    stored = tensors(done.folder)
+    small = [name for name, tensor in stored.items() if tensor.dtype == torch.int8]
+    assert {name.removesuffix(".scale") for name in stored if name.endswith(".scale")} == set(small)
+    assert not any(part in name for name in small for part in ("fc", "in_proj_a", "in_proj_b", "gate.weight", "conv1d"))
+    assert sum(m.bytes for m in ours.block_matrices() if isinstance(m, IntMatrix)) >= sum(
+        stored[n].nbytes for n in small if ".layers." in n and not n.startswith("mtp.")
+    )
+    assert tokens(decoder(done.folder, quantize=True)) == tokens(decoder(source, quantize=True))
+    decoder(done.folder, quantize=False)  # and in full precision, from the rounded values
+    with pytest.raises(ForerunError, match="already"):
+        convert(str(done.folder), tmp_path / "smaller", quantize="int8")
+    assert same(tensors(convert(str(done.folder), tmp_path / "copy").folder), stored)
+
+
+def test_a_converted_head_drafts(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "m", random_model(False))
+    done = convert(str(source), tmp_path / "small", quantize="int8")
+    assert any("MTP head is complete (15 tensors)" in note for note in done.notes)
+    answers = [
+        forerun.generate(forerun.load(str(folder)), PROMPT, max_tokens=12, draft="mtp", draft_tokens=3)
+        for folder in (source, done.folder)
+    ]
+    assert answers[0].drafted > 0 and answers[0].draft == answers[1].draft == "mtp"
+    assert answers[0].tokens == answers[1].tokens and answers[0].drafted == answers[1].drafted
+
+
+def test_a_stripped_checkpoint_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = save_model(tmp_path / "m", random_model(False), head=False)
+    assert main(["convert", str(source), str(tmp_path / "new"), "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert "no mtp.* tensors" in said.err and "stripped" in said.err and "MB" in said.out
+
+
+def test_what_mlx_wrote_is_called_so(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "m", random_model(False), head=False)
+    weights = load_file(source / "model.safetensors")
+    moved = {n: t.movedim(2, 1).contiguous() if n.endswith("conv1d.weight") else t for n, t in weights.items()}
+    save_file(moved, source / "model.safetensors", {"format": "mlx"})
+    with pytest.raises(ForerunError, match="MLX"):
+        convert(str(source), tmp_path / "new")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4, "group_size": 64}}))
+    with pytest.raises(ForerunError, match=r"MLX \(4 bit\)"):
+        convert(str(source), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
+    source = make(tmp_path / "m", "llama")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    convert(str(source), kept)  # empty: fine
+    before = sorted(kept.iterdir())
+    with pytest.raises(ForerunError, match="not an empty folder"):
+        convert(str(source), kept)
+    assert sorted(kept.iterdir()) == before
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make(tmp_path / "m", "llama")
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "copy_side_files", fails)
+    with pytest.raises(ForerunError, match="No space left"):
+        convert(str(source), tmp_path / "out" / "new")
+    assert list((tmp_path / "out").iterdir()) == []
