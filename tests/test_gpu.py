@@ -1,0 +1,61 @@
+"""On a CUDA device, through the reference bodies: the same promise, and the CPU's logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_model
+
+import forerun
+from forerun.language_model import LanguageModel
+
+pytestmark = pytest.mark.gpu
+
+ODD = {"hidden_size": 72, "intermediate_size": 88, "head_dim": 20}
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    folder = tiny_model(tmp_path_factory.mktemp("m"), "qwen3", **ODD)
+    return forerun.load(str(folder), device="cuda", dtype=request.param, draft_model=str(folder))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("arm", ["lookup", "model"])
+def test_drafting_changes_no_token(model: LanguageModel, arm: str, temperature: float) -> None:
+    assert model.probe.guaranteed
+    options = {"max_tokens": 40, "temperature": temperature, "seed": 3, "logit_bias": {20: 6.0, 21: 6.0}}
+    plain = forerun.generate(model, "hello there, hello", draft="off", **options)
+    other = forerun.generate(model, "hello there, hello", draft=arm, **options)
+    assert other.tokens == plain.tokens and other.accepted > 0
+
+
+def test_alone_and_in_a_batch(model: LanguageModel) -> None:
+    prompts = ["one", "a second prompt that is longer", "three words here", "and a fourth"]
+    options = {"max_tokens": 24, "temperature": 0.7, "seed": 1, "draft": "lookup"}
+    alone = [forerun.generate(model, prompt, **options).tokens for prompt in prompts]
+    running = [forerun.stream(model, prompt, **options) for prompt in prompts]
+    assert [[c.token for c in answer if c.token is not None] for answer in running] == alone
+
+
+def test_logits_agree_with_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from forerun.cache.pages import SequenceCache
+    from forerun.engine.probe import step
+
+    folder = tiny_model(tmp_path, "llama", **ODD)
+    tokens = list(range(5, 45))
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.tensor([tokens])).logits[0]
+    engine = forerun.load(str(folder), device="cuda", dtype="float32").engine
+    cache = SequenceCache(engine.pool)
+    cache.grow(len(tokens))
+    with torch.inference_mode():
+        torch.testing.assert_close(step(engine.model, [cache], [tokens]).cpu(), expected, atol=1e-3, rtol=0)
+
+
+def test_int8_is_refused_with_a_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(forerun.ForerunError, match="--quantize none"):
+        forerun.load(str(tiny_model(tmp_path, "llama")), device="cuda", quantize="int8")
