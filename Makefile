@@ -26,7 +26,7 @@ class Stack:
 endef
 export PROMPT ?= $(DEMO_PROMPT)
 
-.PHONY: demo test test-real test-all test-gpu check bench clean
+.PHONY: demo test test-real test-all test-gpu check bench bench-mtp clean
 
 demo: $(INSTALLED)  ## stream an answer with speculation on
 	@$(BIN)/forerun generate --prompt "$$PROMPT" --max-tokens 200
@@ -51,6 +51,9 @@ check: $(INSTALLED)  ## lint, format, types
 
 bench: $(INSTALLED)  ## how fast, beside transformers; the last line is JSON
 	@$(BIN)/python -m forerun.bench
+
+bench-mtp: $(INSTALLED)  ## what the built-in head gets accepted and what it is worth; SAMPLE=12 for a short run
+	@$(BIN)/python -m forerun.bench.mtp $(SAMPLE)
 
 clean:  ## remove .venv and every cache of the tools
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

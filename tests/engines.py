@@ -101,5 +101,8 @@ class Scripted:
     def propose(self, wants: list[Want]) -> list[Draft]:
         return [Draft(list(self.script(self.texts[want.sequence_id], want.depth))) for want in wants]
 
+    def ready(self, sequence_id: int) -> bool:
+        return True
+
     def close(self, sequence_id: int) -> None:
         self.texts.pop(sequence_id, None)

@@ -62,7 +62,7 @@ def options(index: int, temperature: float) -> dict[str, Any]:
 
 def compare(model: LanguageModel, prompts: list[tuple[int, str]], temperatures: list[float]) -> dict[str, int]:
     """All arms on all prompts; drafts accepted by arm."""
-    accepted = {"lookup": 0, "model": 0}
+    accepted = {"lookup": 0, "model": 0, "mtp": 0, "auto": 0}
     for index, prompt in prompts:
         for temperature in temperatures:
             plain = forerun.generate(model, prompt, draft="off", **options(index, temperature))
@@ -96,7 +96,7 @@ def test_fifty_prompts_all_arms(precision: str, request: pytest.FixtureRequest) 
 def test_alone_and_in_a_batch(int8: LanguageModel) -> None:
     wanted = []
     for index, prompt in CASES[4:12]:
-        arm = ("off", "lookup", "model")[index % 3]
+        arm = ("off", "lookup", "model", "mtp")[index % 4]
         wanted.append((prompt, {"draft": arm, **options(index, TEMPERATURES[index % 3])}))
     alone = [forerun.generate(int8, prompt, **settings) for prompt, settings in wanted]
     running = [forerun.stream(int8, prompt, **settings) for prompt, settings in wanted]
@@ -110,7 +110,7 @@ def test_alone_and_in_a_batch(int8: LanguageModel) -> None:
 
 
 def test_rejection_runs_and_is_not_called_guaranteed(int8: LanguageModel) -> None:
-    for arm in ("lookup", "model"):
+    for arm in ("lookup", "model", "mtp"):
         answer = forerun.generate(
             int8, PROMPTS[8], max_tokens=30, temperature=0.8, seed=3, draft=arm, accept="rejection"
         )

@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 import torch
 
 from forerun.device import Machine
+from forerun.engine.controller import Controller
 from forerun.engine.engine import Engine
 from forerun.engine.probe import ProbeResult
 from forerun.engine.request import AcceptChoice, DraftChoice, Request
@@ -169,9 +170,12 @@ class Generation:
                 "decode": counters.decode_seconds,
             },
             tokens_per_second=decoded / counters.decode_seconds if counters.decode_seconds else 0.0,
-            draft=sequence.policy.arm or "off",
+            draft=drafting_arm(sequence),
             guaranteed=self.model.probe.guaranteed and sequence.request.same_tokens,
             seed=sequence.request.sampling.seed,
+            arms=dict(counters.arms),
+            per_position=[list(pair) for pair in counters.per_position],
+            seconds_saved=sequence.policy.saved if isinstance(sequence.policy, Controller) else None,
             warnings=[
                 *(self.model.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
                 *sequence.warnings,
@@ -205,6 +209,14 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def drafting_arm(sequence: Running) -> str:
+    """The arm that drafted most, or the one that would have; "off" when there is none."""
+    drafted = {arm: rounds for arm, rounds in sequence.counters.arms.items() if arm != "plain"}
+    if drafted:
+        return max(drafted, key=lambda arm: drafted[arm])
+    return sequence.arms[0] if sequence.arms else "off"
 
 
 def collect(generation: Generation) -> Response:

@@ -76,6 +76,8 @@ def load_model(
         max_width=result.widest,
         unavailable={} if heads.missing is None else {"mtp": heads.missing},
     )
+    with progress.task("measuring rounds", None), torch.inference_mode():
+        engine.warm_up()
     return LanguageModel(
         engine=engine,
         tokenizer=tokenizer,

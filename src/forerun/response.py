@@ -23,6 +23,9 @@ class Response:
     draft: str  # the arm that drafted, or "off"
     guaranteed: bool  # same tokens as plain decoding, as checked when the model was loaded
     seed: int
+    arms: dict[str, int] = field(default_factory=dict)  # rounds of each arm, "plain" among them
+    per_position: list[list[int]] = field(default_factory=list)  # [drafts that reached a position, accepted there]
+    seconds_saved: float | None = None  # against plain decoding, by plain rounds measured in this process
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:

@@ -61,6 +61,9 @@ class ModelDrafter:
     def feed(self, sequence_id: int, features: Tensor) -> None:
         """Needs no features."""
 
+    def ready(self, sequence_id: int) -> bool:
+        return sequence_id in self._states
+
     def close(self, sequence_id: int) -> None:
         state = self._states.pop(sequence_id, None)
         if state is not None:

@@ -19,7 +19,7 @@ from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import make_pass
 
 FEW = 16  # slots that are caught up in a pass together with other sequences
-MOST_QUEUED = 256  # slots that may wait for the next draft
+MOST_QUEUED = 32  # slots that may wait for the next draft; a prompt is worked off while it is read
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +87,9 @@ class MtpDrafter:
             if not self._make_room(state, state.fed, [state]):
                 raise MemoryError("the head's cache is full")
             self._prefill(state)
+
+    def ready(self, sequence_id: int) -> bool:
+        return sequence_id in self._states
 
     def close(self, sequence_id: int) -> None:
         state = self._states.pop(sequence_id, None)

@@ -62,6 +62,10 @@ class Drafter(Protocol):
         """One draft for each want, in the same order. A draft may be shorter than asked for, or empty."""
         ...
 
+    def ready(self, sequence_id: int) -> bool:
+        """Is there something to draft now? Cheap; called only for a sequence that is open and told everything."""
+        ...
+
     def close(self, sequence_id: int) -> None:
         """The sequence is over; forget it. Closing one that is not open does nothing."""
         ...

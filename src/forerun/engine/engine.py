@@ -8,8 +8,10 @@ from itertools import count
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.protocol import Drafter
-from forerun.engine.following import feed, wants_features
-from forerun.engine.policy import DepthPolicy
+from forerun.engine.controller import PLAIN, Controller, Priors
+from forerun.engine.costs import CostTable
+from forerun.engine.following import feed, switch_off, tell, wants_features
+from forerun.engine.policy import DepthPolicy, Policy
 from forerun.engine.request import MAX_DEPTH, Request
 from forerun.engine.round import NOTHING, Turn, run_round, verify
 from forerun.engine.scheduler import Scheduler
@@ -18,13 +20,25 @@ from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import make_pass
 from forerun.sample.history import TokenHistory
+from forerun.sample.parameters import SamplingParams
 
 CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
+DEEPEST = {"lookup": MAX_DEPTH, "mtp": 6}  # drafts worth thinking about
 HINTS = {
     "lookup": "use --draft off",
     "mtp": "give a head with --head FOLDER (forerun train-head makes one)",
     "model": "name one with --draft-model",
 }
+
+
+class Silence:
+    """A sink for tokens nobody reads."""
+
+    def push(self, token: int) -> tuple[str, bool]:  # noqa: ARG002
+        return "", False
+
+    def flush(self) -> str:
+        return ""
 
 
 class Engine:
@@ -48,6 +62,7 @@ class Engine:
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
         self.unavailable = dict(unavailable or {})
         self.scheduler = Scheduler(pool, context, max_sequences)
+        self.costs, self.priors = CostTable(), Priors()  # what was learned about this machine and earlier requests
         self._ids = count()
 
     def submit(self, request: Request, sink: TextSink) -> Sequence:
@@ -58,30 +73,45 @@ class Engine:
                 f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it or raise max context"
             )
         limit = self.context if request.max_tokens is None else min(self.context, prompt + request.max_tokens)
-        arm = self._arm(request)
+        arms = self._arms(request)
         sequence = Sequence(
             id=next(self._ids),
             request=request,
             cache=SequenceCache(self.pool),
             history=TokenHistory(request.prompt),
             sink=sink,
-            policy=DepthPolicy(arm, request.draft_tokens),
+            policy=self._policy(request, arms),
             limit=limit,
             tokens=list(request.prompt),
-            arms=[] if arm is None else [arm],
+            arms=arms,
         )
         self.scheduler.submit(sequence)
         return sequence
 
-    def _arm(self, request: Request) -> str | None:
+    def _arms(self, request: Request) -> list[str]:
+        """The drafters a request may use."""
         if request.draft == "off":
-            return None
-        name: str = request.draft
-        if name == "auto":
-            name = "mtp" if "mtp" in self.drafters else "lookup"
-        if name not in self.drafters:
-            raise ForerunError(f"no {name} drafter is loaded: {self.unavailable.get(name) or HINTS[name]}")
-        return name
+            return []
+        if request.draft == "auto":
+            # Rejection samples must not hang on what a drafter happens to have: one drafter, chosen beforehand.
+            names: list[str] = [name for name in ("mtp", "lookup") if name in self.drafters]
+            return names[:1] if request.accept == "rejection" or request.draft_tokens is not None else names
+        if request.draft not in self.drafters:
+            reason = self.unavailable.get(request.draft) or HINTS[request.draft]
+            raise ForerunError(f"no {request.draft} drafter is loaded: {reason}")
+        return [request.draft]
+
+    def _policy(self, request: Request, arms: list[str]) -> Policy:
+        """Measured time decides when the user leaves it to us; otherwise the one arm, as deep as told."""
+        if request.draft == "auto" and request.accept == "coupled" and request.draft_tokens is None:
+            deepest = {name: min(DEEPEST[name], self.max_width - 1) for name in arms}
+            return Controller(
+                {name: depth for name, depth in deepest.items() if depth > 0},
+                self.costs,
+                self.priors,
+                plain_first=not self.costs.known,
+            )
+        return DepthPolicy(arms[0] if arms else None, request.draft_tokens)
 
     def step(self) -> None:
         """Admit, prefill one chunk, run one round."""
@@ -93,21 +123,47 @@ class Engine:
         # Making room for one sequence may have parked another that was already given a turn.
         turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
         if turns:
-            run_round(turns, self.model, self.drafters, self.vocab)
+            run_round(turns, self.model, self.drafters, self.vocab, self.costs)
 
     def _turn(self, sequence: Sequence) -> Turn | None:
         """Decide arm and depth, and make sure that all rows have a place in the cache."""
         if sequence.status is not Status.RUNNING:
             return None
-        policy = sequence.policy
-        depth = min(policy.depth, sequence.remaining - 1, self.max_width - 1)
-        for wanted in sorted({depth, 0}, reverse=True):
-            if self.scheduler.make_room(sequence, sequence.cache.length + 1 + wanted):
-                return Turn(sequence, policy.arm, wanted, NOTHING)
+        limit = min(sequence.remaining - 1, self.max_width - 1)
+        decision = sequence.policy.decide(limit, self._available(sequence))
+        for wanted in dict.fromkeys((decision, PLAIN)):
+            if self.scheduler.make_room(sequence, sequence.cache.length + 1 + wanted.depth):
+                return Turn(sequence, wanted, NOTHING)
             if sequence.status is not Status.RUNNING:
                 return None  # parked: it goes on when pages are free
         sequence.finish("length")
         return None
+
+    def warm_up(self, rounds: int = 3) -> None:
+        """Run every drafter that `auto` may choose once cold, and once more to learn what its rounds cost here."""
+        prompt = tuple((31 * n + 5) % self.vocab for n in range(min(24, self.context // 2)))
+        for _ in range(2):
+            self.costs = CostTable()
+            for arm in ("off", *(name for name in ("mtp",) if name in self.drafters)):
+                request = Request(prompt, SamplingParams(), 4 * rounds, draft=arm, draft_tokens=3)  # type: ignore[arg-type]
+                sequence = self.submit(request, Silence())
+                while sequence.status is not Status.FINISHED and sequence.counters.rounds < rounds:
+                    self.step()
+                self.release(sequence)
+
+    def _available(self, sequence: Sequence) -> dict[str, bool]:
+        """Which of several arms has something to draft now; the question costs too much to ask for one alone."""
+        if len(sequence.arms) < 2:
+            return {}
+        found = {}
+        for name in list(sequence.arms):
+            drafter = self.drafters[name]
+            try:
+                tell(sequence, drafter)
+                found[name] = drafter.ready(sequence.id)
+            except Exception as error:  # noqa: BLE001 - a drafter is allowed to fail; it is reported and left out
+                switch_off(sequence, drafter, error)
+        return found
 
     def _prefill(self, sequence: Sequence) -> None:
         """One chunk of one prompt; after the last one the first token is chosen."""
@@ -122,7 +178,7 @@ class Engine:
         feed(sequence, self.drafters, output, 0, stop - start)
         if stop == len(prompt):
             sequence.status = Status.RUNNING
-            turn = Turn(sequence, None, 0, NOTHING)
+            turn = Turn(sequence, PLAIN, NOTHING)
             for _, (_, token) in verify([turn], output, self.vocab):
                 sequence.emit(token, from_draft=False)
         sequence.counters.prefill_seconds += time.perf_counter() - began

@@ -47,8 +47,7 @@ def feed(sequence: Sequence, drafters: dict[str, Drafter], output: Output, start
 def switch_off(sequence: Sequence, drafter: Drafter, error: Exception) -> None:
     """A drafter failed: say so once and go on without it."""
     name, reason = drafter.name, f"{type(error).__name__}: {error}"
-    if sequence.policy.arm == name:
-        sequence.policy.arm = None
+    sequence.policy.drop(name)
     if name in sequence.arms:
         sequence.arms.remove(name)
     sequence.told.pop(name, None)

@@ -1,12 +1,31 @@
-"""How far to draft in the next round, until measured time decides: follow what was accepted lately."""
+"""How far to draft when the user has named the arm: as told, or following what was accepted lately."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from forerun.engine.controller import PLAIN, Decision
 from forerun.engine.request import MAX_DEPTH
 
 START = 4
 # A head is right about as often in one place as in another, and each of its drafts costs a pass: no reason to double.
 MTP_DEPTH = 3
+
+
+class Policy(Protocol):
+    """Decides how a sequence runs its next round. `Controller` does so by measured time."""
+
+    def decide(self, limit: int, available: dict[str, bool] | None = None) -> Decision:
+        """At most `limit` drafts; `available` tells which arms have something to draft now."""
+        ...
+
+    def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:
+        """What came of a round."""
+        ...
+
+    def drop(self, arm: str) -> None:
+        """An arm failed: never choose it again."""
+        ...
 
 
 class DepthPolicy:
@@ -17,14 +36,17 @@ class DepthPolicy:
         self.fixed = fixed
         self._depth = MTP_DEPTH if arm == "mtp" else START
 
-    @property
-    def depth(self) -> int:
-        """Drafts to ask for now; 0 is plain decoding."""
-        if self.arm is None:
-            return 0
-        return self._depth if self.fixed is None else self.fixed
+    def decide(self, limit: int, available: dict[str, bool] | None = None) -> Decision:  # noqa: ARG002
+        """The one arm it has, as deep as it thinks best."""
+        depth = min(limit, self._depth if self.fixed is None else self.fixed)
+        return PLAIN if self.arm is None or depth <= 0 else Decision(self.arm, depth)
 
-    def learn(self, drafted: int, accepted: int) -> None:
+    def drop(self, arm: str) -> None:
+        """Go on with plain decoding."""
+        if self.arm == arm:
+            self.arm = None
+
+    def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:  # noqa: ARG002
         """What came of a round."""
         if drafted == 0 or self.arm == "mtp":
             return

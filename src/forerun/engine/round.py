@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.engine.controller import Decision
+from forerun.engine.costs import CostTable
 from forerun.engine.following import feed, switch_off, tell, wants_features
 from forerun.engine.sequence import Sequence
 from forerun.errors import ForerunError
@@ -25,8 +27,7 @@ class Turn:
     """One sequence's part in a round."""
 
     sequence: Sequence
-    arm: str | None
-    depth: int
+    decision: Decision
     draft: Draft
     start: int = 0  # its first row in the pass
 
@@ -44,22 +45,33 @@ class Turn:
         ]
 
 
-def run_round(turns: list[Turn], model: Decoder, drafters: dict[str, Drafter], vocab: int) -> None:
+def run_round(turns: list[Turn], model: Decoder, drafters: dict[str, Drafter], vocab: int, costs: CostTable) -> None:
     """Run one round; every sequence ends it consistent, whatever its drafter did."""
     began = time.perf_counter()
     propose(turns, drafters, vocab)
+    drafting = time.perf_counter() - began
     output = forward(turns, model, features=any(wants_features(turn.sequence, drafters) for turn in turns))
-    for turn, (accepted, final) in verify(turns, output, vocab):
-        commit(turn, accepted, final, output, drafters)
+    taken = [
+        (turn, commit(turn, accepted, final, output, drafters))
+        for turn, (accepted, final) in verify(turns, output, vocab)
+    ]
     took = time.perf_counter() - began
+    rows = sum(turn.width for turn in turns)
+    if len(turns) == 1:  # what a drafter costs is known only when it drafted for one
+        costs.learn(turns[0].decision.arm, len(turns[0].draft.tokens), rows, drafting, took - drafting)
+    else:
+        costs.learn(None, 0, rows, 0.0, took - drafting)
     for turn in turns:
         turn.sequence.counters.decode_seconds += took
+        turn.sequence.counters.draft_seconds += drafting
+    for turn, accepted in taken:
+        turn.sequence.policy.learn(turn.decision, len(turn.draft.tokens), accepted, took)
 
 
 def propose(turns: list[Turn], drafters: dict[str, Drafter], vocab: int) -> None:
     """Ask each drafter once for all its sequences. One that fails costs speed, never a wrong token."""
     for name, drafter in drafters.items():
-        mine = [turn for turn in turns if turn.arm == name and turn.depth > 0]
+        mine = [turn for turn in turns if turn.decision.arm == name and turn.decision.depth > 0]
         if not mine:
             continue
         try:
@@ -70,7 +82,7 @@ def propose(turns: list[Turn], drafters: dict[str, Drafter], vocab: int) -> None
                 switch_off(turn.sequence, drafter, error)
             continue
         for turn, draft in zip(mine, drafts, strict=True):
-            turn.draft = sensible(draft, turn.depth, vocab)
+            turn.draft = sensible(draft, turn.decision.depth, vocab)
 
 
 def want(turn: Turn, drafter: Drafter) -> Want:
@@ -78,7 +90,7 @@ def want(turn: Turn, drafter: Drafter) -> Want:
     sequence = turn.sequence
     tell(sequence, drafter)
     row = Row(sequence.request.sampling, sequence.history, (), len(sequence.tokens), None)
-    return Want(sequence.id, turn.depth, row, sequence.request.accept == "rejection")
+    return Want(sequence.id, turn.decision.depth, row, sequence.request.accept == "rejection")
 
 
 def sensible(draft: Draft, depth: int, vocab: int) -> Draft:
@@ -143,8 +155,11 @@ def reject(turn: Turn, output: Output, vocab: int) -> tuple[int, int]:
     return accept_rejection(p, turn.draft.tokens, q, turn.sequence.request.sampling, len(turn.sequence.tokens))
 
 
-def commit(turn: Turn, accepted: int, final: int, output: Output, drafters: dict[str, Drafter]) -> None:
-    """Emit the accepted drafts and the final token; keep just the rows of tokens that were emitted before the last."""
+def commit(turn: Turn, accepted: int, final: int, output: Output, drafters: dict[str, Drafter]) -> int:
+    """Emit the accepted drafts and the final token; keep just the rows of tokens that were emitted before the last.
+
+    Returns how many drafts were accepted and emitted.
+    """
     sequence, drafts = turn.sequence, turn.draft.tokens
     emitted = 0
     for token in [*drafts[:accepted], final]:
@@ -153,8 +168,6 @@ def commit(turn: Turn, accepted: int, final: int, output: Output, drafters: dict
             break
     sequence.cache.commit(emitted)
     feed(sequence, drafters, output, turn.start, emitted)
-    counters = sequence.counters
-    counters.rounds += 1
-    counters.drafted += len(drafts)
-    counters.accepted += min(accepted, emitted)
-    sequence.policy.learn(len(drafts), accepted)
+    accepted = min(accepted, emitted)
+    sequence.counters.count(turn.decision.arm, len(drafts), accepted)
+    return accepted

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from forerun.cache.pages import SequenceCache
-from forerun.engine.policy import DepthPolicy
+from forerun.engine.policy import Policy
 from forerun.engine.request import Request
 from forerun.sample.history import TokenHistory
 
@@ -54,6 +54,22 @@ class Counters:
     accepted: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    draft_seconds: float = 0.0  # part of decode_seconds
+    arms: dict[str, int] = field(default_factory=dict)  # rounds of each arm, "plain" among them
+    per_position: list[list[int]] = field(default_factory=list)  # [drafts that reached a position, accepted there]
+
+    def count(self, arm: str | None, drafted: int, accepted: int) -> None:
+        """One round."""
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        name = "plain" if drafted == 0 else arm or "plain"
+        self.arms[name] = self.arms.get(name, 0) + 1
+        while len(self.per_position) < drafted:
+            self.per_position.append([0, 0])
+        for position in range(drafted):
+            self.per_position[position][0] += 1
+            self.per_position[position][1] += position < accepted
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +81,7 @@ class Sequence:
     cache: SequenceCache
     history: TokenHistory
     sink: TextSink
-    policy: DepthPolicy
+    policy: Policy
     limit: int  # tokens, prompt included, at which it must end
     tokens: list[int] = field(default_factory=list)  # prompt and answer
     status: Status = Status.WAITING

@@ -1,0 +1,173 @@
+"""The controller in simulated worlds: a clock, drafters with scripted acceptance, and plain decoding to beat."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from forerun.engine.controller import Controller, Decision
+from forerun.engine.costs import CostTable
+
+ARMS = {"lookup": 15, "mtp": 8}
+
+
+@dataclass
+class World:
+    """Costs of passes and drafts, and acceptance of each arm by round and position."""
+
+    slope: float  # seconds per further row; a plain pass takes 1
+    draft: dict[str, float]  # seconds per drafted token
+    accept: Callable[[str, int, int], float]  # arm, round, position → probability
+    noise: float = 0.05
+    seed: int = 0
+
+    def run(self, rounds: int, controller: Controller | None = None) -> tuple[float, int, list[Decision]]:
+        """Seconds, tokens and decisions."""
+        dice = random.Random(self.seed)
+        costs = CostTable()
+        controller = controller or Controller(ARMS, costs)
+        costs = controller.costs
+        seconds, tokens, decisions = 0.0, 0, []
+        for number in range(rounds):
+            decision = controller.decide(15)
+            drafted = decision.depth
+            accepted = 0
+            if decision.arm is not None:
+                while accepted < drafted and dice.random() < self.accept(decision.arm, number, accepted):
+                    accepted += 1
+            draft_seconds = self.draft.get(decision.arm or "", 0.0) * drafted
+            pass_seconds = (1 + self.slope * drafted) * (1 + self.noise * dice.random())
+            costs.learn(decision.arm, drafted, 1 + drafted, draft_seconds, pass_seconds)
+            controller.learn(decision, drafted, accepted, draft_seconds + pass_seconds)
+            seconds += draft_seconds + pass_seconds
+            tokens += 1 + accepted
+            decisions.append(decision)
+        return seconds, tokens, decisions
+
+    def best_rate(self, number: int = 0) -> tuple[float, str | None]:
+        """The best fixed choice, by exact expectation."""
+        best: tuple[float, str | None] = (1 / (1 + self.noise / 2), None)
+        for arm, most in ARMS.items():
+            for depth in range(1, most + 1):
+                tokens, survive = 1.0, 1.0
+                for position in range(depth):
+                    survive *= self.accept(arm, number, position)
+                    tokens += survive
+                seconds = (1 + self.slope * depth) * (1 + self.noise / 2) + self.draft[arm] * depth
+                best = max(best, (tokens / seconds, arm), key=lambda pair: pair[0])
+        return best
+
+
+def random_world(seed: int) -> World:
+    """Anything from free wide passes and perfect drafts to costly passes and hopeless drafts, some changing midway."""
+    dice = random.Random(seed)
+    rates = {arm: [dice.random(), dice.random()] for arm in ARMS}
+    turn = dice.choice([50, 100, 10**9])
+    return World(
+        slope=dice.uniform(0.0, 0.6),
+        draft={"lookup": dice.uniform(0.0, 0.02), "mtp": dice.uniform(0.02, 0.3)},
+        accept=lambda arm, number, position: rates[arm][number >= turn] * 0.97**position,
+        noise=dice.uniform(0.0, 0.2),
+        seed=seed,
+    )
+
+
+def test_never_loses_more_than_three_percent_in_a_thousand_worlds() -> None:
+    losses = []
+    for seed in range(1000):
+        world = random_world(seed)
+        seconds, tokens, _ = world.run(200)
+        plain = tokens * (1 + world.noise / 2)
+        losses.append(seconds / plain - 1)
+    assert max(losses) < 0.03, sorted(losses)[-10:]
+
+
+def scripted(runs: dict[str, int], later: dict[str, int] | None = None, turn: int = 10**9, slope: float = 0.1) -> World:
+    """Every draft of an arm is right for so many tokens, and then wrong; from round `turn` on another script."""
+    scripts = (runs, later or runs)
+    return World(
+        slope,
+        {"lookup": 0.005, "mtp": 0.1},
+        lambda arm, number, position: float(position < scripts[number >= turn][arm]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "best"),
+    [
+        ({"lookup": 8, "mtp": 2}, "lookup"),
+        ({"lookup": 0, "mtp": 3}, "mtp"),
+        ({"lookup": 1, "mtp": 5}, "mtp"),
+        ({"lookup": 0, "mtp": 0}, None),
+    ],
+)
+def test_converges_to_the_best_arm_within_ten_rounds(runs: dict[str, int], best: str | None) -> None:
+    world = scripted(runs)
+    assert world.best_rate()[1] == best
+    _, _, decisions = world.run(60)
+    later = [decision.arm for decision in decisions[10:]]
+    assert later.count(best) >= 0.88 * len(later), later  # trials of the others are the rest
+    assert best is None or max(decision.depth for decision in decisions[10:30]) >= runs[best]
+
+
+@pytest.mark.parametrize(("turned", "better"), [("lookup", None), ("mtp", None), ("lookup", "mtp")])
+def test_leaves_an_arm_that_turns_bad_within_six_rounds(turned: str, better: str | None) -> None:
+    before = {"lookup": 0, "mtp": 0, turned: 6}
+    after = {"lookup": 0, "mtp": 0} | ({better: 4} if better else {})
+    world = scripted(before | ({better: 1} if better else {}), after, turn=60, slope=0.25)
+    _, _, decisions = world.run(100)
+    assert [decision.arm for decision in decisions[54:60]].count(turned) >= 5
+    used = [decision.arm for decision in decisions[66:]]
+    assert used.count(turned) <= 3, used
+    if better:
+        assert used[12:].count(better) > 0.7 * len(used[12:]), used
+
+
+def test_comes_back_when_the_text_changes_again() -> None:
+    world = scripted({"lookup": 0, "mtp": 0}, {"lookup": 8, "mtp": 0}, turn=40)
+    _, _, decisions = world.run(140)
+    used = [decision.arm for decision in decisions[110:]]
+    assert used.count("lookup") > 0.8 * len(used), used
+
+
+def test_does_not_flap() -> None:
+    """Two arms that are worth about the same: it settles on one."""
+    for seed in range(20):
+        world = World(
+            0.1, {"lookup": 0.005, "mtp": 0.1}, lambda arm, number, position: {"lookup": 0.5, "mtp": 0.72}[arm]
+        )
+        controller = Controller(ARMS, CostTable())
+        arms = []
+        for number in range(200):
+            world.seed = 1000 * seed + number
+            world.run(1, controller)
+            arms.append(controller.current.arm)
+        changes = sum(a != b for a, b in itertools.pairwise(arms))
+        assert changes <= 20, (seed, changes)
+
+
+def test_good_worlds_are_used() -> None:
+    """Over random worlds it gets most of what the best fixed choice would get."""
+    shares = []
+    for seed in range(200):
+        world = random_world(seed)
+        if world.best_rate()[0] < 1.3 or world.best_rate(10**6)[0] != world.best_rate()[0]:
+            continue
+        seconds, tokens, _ = world.run(200)
+        shares.append(tokens / seconds / world.best_rate()[0])
+    assert len(shares) > 20
+    assert sum(shares) / len(shares) > 0.93, sum(shares) / len(shares)
+
+
+def test_costs_survive_a_file() -> None:
+    costs = CostTable()
+    costs.learn(None, 0, 1, 0.0, 0.010)
+    costs.learn("mtp", 3, 4, 0.003, 0.014)
+    again = CostTable.from_data(costs.to_data())  # type: ignore[arg-type]
+    assert again.pass_seconds(4) == costs.pass_seconds(4) and again.draft_seconds("mtp", 3) == pytest.approx(0.003)
+    assert 0.010 < again.pass_seconds(2) < 0.014  # between what was measured
+    assert again.pass_seconds(8) > 0.014  # and beyond it
