@@ -22,6 +22,7 @@ class Drawing:
         self.wants, self.vocab, self.vocabulary = wants, vocab, vocabulary
         self.tokens: list[list[int]] = [[] for _ in wants]
         self._distributions: list[list[Tensor]] = [[] for _ in wants]
+        self._full: Tensor | None = None  # [rows, vocab]; only the columns of the draft vocabulary are ever written
 
     def live(self, depth: int) -> list[int]:
         """Which drafts go on at this depth; one that came to an end earlier does not."""
@@ -84,9 +85,9 @@ class Drawing:
         """Logits of target ids [rows, vocab]: ids that the draft vocabulary lacks cannot be drawn."""
         if self.vocabulary is None:
             return logits
-        full = logits.new_full((len(logits), self.vocab), float("-inf"))
-        full[:, self.vocabulary] = logits
-        return full
+        if self._full is None or len(self._full) != len(logits):
+            self._full = logits.new_full((len(logits), self.vocab), float("-inf"))
+        return self._full.index_copy_(1, self.vocabulary, logits)
 
 
 def is_argmax(row: Row) -> bool:

@@ -61,6 +61,9 @@ class CpuKernels(RecurrentCpu):
     def _float_linear(self, x: Tensor, matrix: FloatMatrix, prefill: bool) -> Tensor:
         if prefill:
             return F.linear(x, matrix.weight, matrix.bias)
+        if self.quantize:
+            # The few matrices that are never quantised are small: one row at a time, on the threads that are awake.
+            return torch.cat([F.linear(row, matrix.weight, matrix.bias) for row in x.split(1)])
         out = torch.empty(len(x), matrix.shape[0])
         compiled.float_product(x.numpy(), matrix.weight.numpy(), out.numpy())
         return self._with_bias(out, matrix)
