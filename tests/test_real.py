@@ -28,7 +28,7 @@ PROCESSORS: list[dict[str, Any]] = [
     {"lang_bias": "ru=-inf,zh=-5", "stop": ["\n\n"]},
 ]
 TEMPERATURES = [0.0, 0.7, 1.2]
-LENGTH = 40
+LENGTH = 32
 
 
 @pytest.fixture(scope="session")

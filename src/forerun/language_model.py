@@ -26,6 +26,8 @@ from forerun.text.chat import encode_prompt
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 
+WORTH_MEASURING = 32  # tokens of an answer before which it does not pay to measure the drafters first
+
 
 @dataclass(slots=True, eq=False)
 class LanguageModel:
@@ -95,6 +97,9 @@ class LanguageModel:
             draft_tokens=None if draft_tokens == "auto" else cast(int, draft_tokens),
             accept=cast(AcceptChoice, accept),
         )
+        if draft == "auto" and (max_tokens is None or max_tokens >= WORTH_MEASURING):
+            with torch.inference_mode():
+                self.engine.warm_up()
         sequence = self.engine.submit(request, AnswerText(self.tokenizer, tokens, stops))
         return Generation(self, sequence, progress or NullProgress())
 

@@ -52,21 +52,21 @@ def load_model(
     progress = progress or NullProgress()
     machine = plan_machine(device, dtype, quantize)
     folder = find(model, progress=progress)
-    with ThreadPoolExecutor(1) as beside:  # importing transformers takes as long as packing a small model
+    with ThreadPoolExecutor(1) as beside:  # importing transformers takes as long as packing and probing
         reading = beside.submit(load_tokenizer, folder)
         checkpoint = open_checkpoint(folder)
         decoder = build(checkpoint, machine.kernels, machine.device, machine.dtype, progress)
+        context = context_size(decoder, max_context)
+        pool = make_pool(decoder, context)
+        result = run_probe(decoder, pool, progress)
         tokenizer = reading.result()
-    context = context_size(decoder, max_context)
     vocab = min(len(tokenizer), decoder.config.vocab)
-    pool = make_pool(decoder, context)
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
     if draft_model is not None:
         drafters["model"] = load_drafter(draft_model, tokenizer, machine, context, vocab, progress)
     heads = load_head(head, checkpoint, decoder, vocab)
     if heads.head is not None:
         drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab)
-    result = run_probe(decoder, pool, progress)
     engine = Engine(
         decoder,
         pool,
@@ -76,8 +76,6 @@ def load_model(
         max_width=result.widest,
         unavailable={} if heads.missing is None else {"mtp": heads.missing},
     )
-    with progress.task("measuring rounds", None), torch.inference_mode():
-        engine.warm_up()
     return LanguageModel(
         engine=engine,
         tokenizer=tokenizer,

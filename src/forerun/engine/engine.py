@@ -62,6 +62,7 @@ class Engine:
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
         self.unavailable = dict(unavailable or {})
         self.scheduler = Scheduler(pool, context, max_sequences)
+        self.warm = False
         self.costs, self.priors = CostTable(), Priors()  # what was learned about this machine and earlier requests
         self._ids = count()
 
@@ -139,10 +140,13 @@ class Engine:
         sequence.finish("length")
         return None
 
-    def warm_up(self, rounds: int = 3) -> None:
-        """Run every drafter that `auto` may choose once cold, and once more to learn what its rounds cost here."""
+    def warm_up(self) -> None:
+        """Once: run every drafter that `auto` may choose cold, and again to learn what its rounds cost here."""
+        if self.warm or not self.scheduler.idle:
+            return
+        self.warm = True
         prompt = tuple((31 * n + 5) % self.vocab for n in range(min(24, self.context // 2)))
-        for _ in range(2):
+        for rounds in (1, 3):
             self.costs = CostTable()
             for arm in ("off", *(name for name in ("mtp",) if name in self.drafters)):
                 request = Request(prompt, SamplingParams(), 4 * rounds, draft=arm, draft_tokens=3)  # type: ignore[arg-type]
