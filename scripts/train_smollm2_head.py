@@ -4,7 +4,9 @@
 
 MODEL is a GGUF file (the gguf package must be importable) or a model folder. With --files the GGUF's config and
 tokenizer are taken from that folder instead of being converted. DIR gets head/ (head.safetensors, config.json,
-evaluation.json, README.md) and train.log. An interrupted run goes on when it is started again.
+evaluation.json, README.md) and train.log. An interrupted run goes on when it is started again. With --start-from an
+existing head is trained further, on new answers. The minutes are for everything, from the start of the program to the
+last file: data and training take what time there is, so a slower GPU means fewer steps, not a later end.
 
 Where one command may not run as long as training does, `start` leaves the run in the background and follows its log
 for --follow seconds, and `follow` does so again; both copy to DIR what there is when they end.
@@ -25,7 +27,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+BEGAN = time.monotonic()
 LOG, PID, DONE = "train.log", "pid", "done"
+SMALL_QUESTIONS = 1  # per category
 
 
 def main() -> int:
@@ -48,11 +52,24 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=16.0, help="for everything")
     parser.add_argument("--follow", type=float, default=560.0, help="seconds to follow a background run")
     parser.add_argument("--prompts", type=int, default=110_000)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--taps", default="3,15,25")
+    parser.add_argument("--start-from", type=Path, help="a head's folder to go on from")
+    parser.add_argument("--rate", type=float, help="the highest; default 1e-3, or 5e-4 with --start-from")
+    parser.add_argument("--final-rate", type=float, default=0.02, help="share of the highest at the end")
+    parser.add_argument("--taps", help="default 3,15,25, or those of --start-from")
     parser.add_argument("--intermediate", type=int)
     parser.add_argument("--data-share", type=float, default=0.25)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--evaluation-share", type=float, default=0.08, help="of the minutes, kept for the end")
+    parser.add_argument("--answer-tokens", type=int, default=320)
+    parser.add_argument("--greedy", type=float, default=0.5, help="share of greedy answers")
+    parser.add_argument("--unroll", type=int, default=5)
+    parser.add_argument("--decay", type=float, default=0.8, help="weight of a draft relative to the one before it")
+    parser.add_argument("--hard", type=float, default=0.0, help="share of the teacher on its likeliest token alone")
+    parser.add_argument("--missed", type=float, default=1.0, help="share of drafts that count after a wrong one")
+    parser.add_argument("--average", type=float, default=12.0, help="averages over about 1/(this + 1) of the steps")
+    parser.add_argument("--batch-tokens", type=int)
+    parser.add_argument("--draft-vocab", type=int, help="ids the head may draft, chosen anew")
+    parser.add_argument("--feature-gib", type=float, help="GPU memory for features; default: most of what is free")
+    parser.add_argument("--seed", type=int, help="default 0, or 1 with --start-from: other prompts, other answers")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--small", action="store_true", help="seconds on a CPU: a test of this script")
     return parser.parse_args()
@@ -64,17 +81,31 @@ def run(arguments: argparse.Namespace) -> int:
     from forerun.train.settings import Settings
 
     log = Log(arguments.work / LOG)
+    start = arguments.start_from
+    taps = arguments.taps if arguments.taps is not None or start else "3,15,25"
     settings = Settings(
-        seed=arguments.seed,
+        seed=arguments.seed if arguments.seed is not None else int(start is not None),
+        start_from=str(start) if start else None,
         minutes=arguments.minutes,
-        prompts=60 if arguments.small else arguments.prompts,
-        answer_tokens=24 if arguments.small else 320,
+        prompts=32 if arguments.small else arguments.prompts,
+        answer_tokens=24 if arguments.small else arguments.answer_tokens,
         evaluation_tokens=12 if arguments.small else 128,
+        prompt_tokens=120 if arguments.small else 480,
+        greedy_share=arguments.greedy,
         data_share=arguments.data_share,
-        evaluation_share=0.06,
-        taps=tuple(int(tap) for tap in arguments.taps.split(",")) if arguments.taps else (),
+        evaluation_share=0.3 if arguments.small else arguments.evaluation_share,
+        feature_bytes=int(arguments.feature_gib * (1 << 30)) if arguments.feature_gib else None,
+        taps=None if taps is None else tuple(int(tap) for tap in taps.split(",") if tap),
         intermediate=arguments.intermediate,
+        unroll=arguments.unroll,
+        decay=arguments.decay,
+        hard=arguments.hard,
+        missed=arguments.missed,
         rate=arguments.rate,
+        final_rate=arguments.final_rate,
+        average=arguments.average,
+        batch_tokens=arguments.batch_tokens,
+        draft_vocab=arguments.draft_vocab,
     )
     head = arguments.work / "head"
     try:
@@ -83,7 +114,9 @@ def run(arguments: argparse.Namespace) -> int:
             head,
             settings,
             device=arguments.device,
+            evaluation=few_questions(arguments.work) if arguments.small else None,
             work=arguments.work / "state",
+            began=BEGAN,
             progress=log,
             log=log.line,
         )
@@ -97,6 +130,20 @@ def run(arguments: argparse.Namespace) -> int:
         (arguments.work / DONE).touch()
         copy(arguments)
     return 0
+
+
+def few_questions(work: Path) -> Path:
+    """A part of the held-out prompts, for a test of this script."""
+    from forerun.train.figures import read_evaluation
+
+    kinds: dict[str, list[str]] = {}
+    for category, prompt in read_evaluation(None):
+        kinds.setdefault(category, []).append(prompt)
+    chosen = [(category, prompt) for category, found in kinds.items() for prompt in found[:SMALL_QUESTIONS]]
+    file = work / "questions.jsonl"
+    lines = (json.dumps({"category": category, "prompt": prompt}) for category, prompt in chosen)
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
 
 
 def model_folder(arguments: argparse.Namespace) -> str:
@@ -183,7 +230,7 @@ def interim(arguments: argparse.Namespace) -> None:
 
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.bfloat16().contiguous() for name, tensor in state["weights"].items()}
+    weights = {name: tensor.bfloat16().contiguous() for name, tensor in state["average"].items()}
     save_file(weights, arguments.out / "interim.safetensors")
     (arguments.out / "interim.json").write_text(json.dumps(state["record"]))
 
@@ -202,7 +249,7 @@ class Log:
     """Lines with the time since the start; also shows progress, as a line every few seconds."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._began = file, time.monotonic()
+        self._file, self._began = file, BEGAN
 
     def line(self, text: str) -> None:
         entry = f"[{time.monotonic() - self._began:6.1f}] {text}\n"

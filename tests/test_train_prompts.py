@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from tiny import tiny_tokenizer
 from forerun.errors import ForerunError
 from forerun.text.chat import encode_prompt
 from forerun.train.encode import Encoder
+from forerun.train.figures import read_evaluation
 from forerun.train.loops import is_looping, loop_starts
 from forerun.train.prompts import documents
 from forerun.train.prompts.files import read_prompts
-from forerun.train.prompts.mixture import Corpus, built_in_prompts, next_turns, text_of
+from forerun.train.prompts.mixture import SHARES, WRITERS, Corpus, built_in_prompts, next_turns, text_of
 from forerun.train.prompts.overlap import Overlap
-from forerun.train.run import read_evaluation
+from forerun.train.settings import Settings
 
 
 def test_evaluation_has_twelve_prompts_of_each_kind_all_different() -> None:
@@ -94,3 +96,18 @@ def test_bad_prompt_files_are_refused_with_the_line(text: str, tmp_path: Path) -
     file.write_text(text)
     with pytest.raises(ForerunError, match="line 1"):
         read_prompts(file)
+
+
+@pytest.mark.parametrize("kind", sorted(WRITERS))
+def test_every_kind_of_prompt_has_thousands_of_forms_and_no_blanks(kind: str) -> None:
+    chance = random.Random(4)
+    texts = [WRITERS[kind](chance) for _ in range(3000)]
+    assert len(set(texts)) > 2500
+    assert not any("{" in text or "}" in text for text in texts)
+    overlap = Overlap(text for _, text in read_evaluation(None))
+    assert not any(overlap.found_in(text) for text in texts)
+
+
+def test_the_mixture_adds_up_and_half_of_the_answers_are_greedy_by_default() -> None:
+    assert sum(SHARES.values()) == pytest.approx(1)
+    assert Settings().greedy_share == 0.5

@@ -49,12 +49,24 @@ def train_head(
     steps: Annotated[
         int | None, typer.Option("--steps", help="Optimiser steps.", rich_help_panel=TRAINING_PANEL)
     ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option("--start-from", help="Head to train further, on new answers.", rich_help_panel=TRAINING_PANEL),
+    ] = None,
     rate: Annotated[
-        float, typer.Option("--rate", help="Highest learning rate.", rich_help_panel=TRAINING_PANEL)
-    ] = 1e-3,
+        float | None,
+        typer.Option(
+            "--rate", help="Highest learning rate; default: 1e-3, or 5e-4 from a head.", rich_help_panel=TRAINING_PANEL
+        ),
+    ] = None,
     draft_vocab: Annotated[
         str,
-        typer.Option("--draft-vocab", metavar="N|auto", help="Ids the head may draft.", rich_help_panel=TRAINING_PANEL),
+        typer.Option(
+            "--draft-vocab",
+            metavar="N|auto",
+            help="Ids the head may draft; auto: few, or as --start-from.",
+            rich_help_panel=TRAINING_PANEL,
+        ),
     ] = "auto",
     taps: Annotated[
         str,
@@ -84,7 +96,7 @@ def train_head(
     require_positive("--answer-tokens", answer_tokens)
     if minutes is not None and not minutes > 0:
         raise ForerunError("--minutes must be above 0")
-    if not 0 < rate < 1:
+    if rate is not None and not 0 < rate < 1:
         raise ForerunError("--rate must be between 0 and 1")
     size = _draft_vocab(draft_vocab)
     layers = _taps(taps)
@@ -100,6 +112,7 @@ def train_head(
         answer_tokens=answer_tokens,
         rate=rate,
         draft_vocab=size,
+        start_from=None if start_from is None else str(start_from),
         taps=layers,
         intermediate=intermediate,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 LICENCE = (
@@ -28,18 +29,19 @@ def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
         f"{vocabulary['size']} ids.",
         "",
         "## Data",
-        f"{data['answers']} answers, {data['tokens'] / 1e6:.1f} M tokens with their prompts; half greedy, half sampled "
-        "(temperature 0.7, some 0.8 and 1.0); loops cut, duplicates dropped. Sources:",
+        f"{data['answers']} answers, {data['tokens'] / 1e6:.1f} M tokens with their prompts; "
+        f"{report['settings']['greedy_share']:.0%} greedy, the others sampled (temperature 0.7, some 0.8 and 1.0); "
+        "loops cut, duplicates dropped. Sources:",
         *(f"- {source}: {count} prompts" for source, count in data["sources"].items()),
+        *_earlier_data(report["history"]),
         "",
         LICENCE if not user_prompts else "The prompts were given by whoever trained the head.",
         "",
         "## Recipe",
-        f"Started from the target's last layer. Cross-entropy with the target's distribution over {training['unroll']} "
-        f"unrolled steps, each seeing true entries up to its base position and its own chain after it; step j weighs "
-        f"{training['decay']}^j. AdamW, {training['rate']:g} with a cosine, {training['steps']} steps, "
-        f"{training['positions'] / 1e6:.0f} M positions in {training['seconds'] / 60:.1f} minutes "
-        f"on {report['device']}.",
+        *_earlier_training(report["history"]),
+        f"Cross-entropy with the target's distribution{_hard(training)} over {training['unroll']} unrolled steps, each "
+        f"seeing true entries up to its base position and its own chain after it; step j weighs "
+        f"{training['decay']}^j{_missed(training)}. {_optimiser(training, report['device'])} Kept: {training['kept']}.",
         "",
         "## Figures",
         f"On {report['greedy']['all']['answers']} held-out prompts, {report['evaluation_tokens']} tokens each at most. "
@@ -53,6 +55,36 @@ def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _optimiser(training: dict[str, Any], device: str) -> str:
+    return (
+        f"AdamW, {training['rate']:g} with a cosine, {training['steps']} steps, {training['positions'] / 1e6:.0f} M "
+        f"positions in {training['seconds'] / 60:.1f} minutes on {device}."
+    )
+
+
+def _earlier_data(history: Sequence[dict[str, Any]]) -> list[str]:
+    """One line for each run that this head went through before."""
+    return [
+        f"- before that: {run['data']['answers']} answers, {run['data']['tokens'] / 1e6:.1f} M tokens"
+        for run in history
+    ]
+
+
+def _earlier_training(history: Sequence[dict[str, Any]]) -> list[str]:
+    first = "Started from the target's last layer."
+    return [first, *(f"An earlier run: {_optimiser(run['training'], run['device'])} Then:" for run in history)]
+
+
+def _hard(training: dict[str, Any]) -> str:
+    return f" ({training['hard']:.0%} of it moved to its likeliest token)" if training["hard"] else ""
+
+
+def _missed(training: dict[str, Any]) -> str:
+    if training["missed"] >= 1:
+        return ""
+    return f"; where an earlier draft is wrong, {training['missed']:.0%} of the later ones count"
 
 
 def figures(report: dict[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ from forerun.train.target import Target
 SELF_WRITTEN = 0.25  # of the first turns
 FIRST_TURNS = 0.65  # of all prompts; the rest goes on from their answers
 SHORTEST_ANSWER = 3
-USER_TOKENS = 200  # longest prompt a model writes itself
+USER_TOKENS = 200  # longest prompt a model writes itself, and no more than two short answers
 
 
 @dataclass(slots=True)
@@ -113,8 +113,8 @@ class Writer:
         found: list[Prompt] = []
         with self.progress.task("writing prompts", count) as task:
             written = answer_all(
-                self.target, [start] * count, heats, self.ends, tokens=USER_TOKENS, deadline=deadline,
-                batch=self.settings.generate_batch, on_batch=task.advance,
+                self.target, [start] * count, heats, self.ends, batch=self.settings.generate_batch, deadline=deadline,
+                tokens=min(USER_TOKENS, 2 * self.settings.answer_tokens), on_batch=task.advance,
             )  # fmt: skip
             for answer in written:
                 ended = bool(answer.answer) and answer.answer[-1] in self.ends
@@ -163,7 +163,10 @@ class Writer:
 
     def _temperature(self) -> float:
         dice = self.chance.random()
-        return 0.0 if dice < 0.5 else 0.7 if dice < 0.88 else 0.8 if dice < 0.94 else 1.0
+        if dice < self.settings.greedy_share:
+            return 0.0
+        sampled = (dice - self.settings.greedy_share) / (1 - self.settings.greedy_share)
+        return 0.7 if sampled < 0.76 else 0.8 if sampled < 0.88 else 1.0
 
 
 def save_answers(file: Path, answers: Iterable[Answer]) -> None:

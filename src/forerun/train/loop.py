@@ -16,6 +16,7 @@ from torch import Tensor
 
 from forerun.errors import ForerunError
 from forerun.progress import Progress
+from forerun.train.average import WeightAverage, put, weights_replaced
 from forerun.train.head import Head
 from forerun.train.loss import Support, draw_support, soft_cross_entropy, teacher
 from forerun.train.settings import Settings
@@ -24,6 +25,8 @@ from forerun.train.store import Batch, FeatureStore
 REPORT_STEPS = 50
 HELD_OUT = 0.01  # of the sequences, to watch for overfitting
 HELD_OUT_MOST = 256
+ENOUGH = 2000  # held-out tokens that tell which weights are better
+DEPTH = 4  # drafts per round, for the tokens per round that are watched
 
 
 @dataclass(slots=True)
@@ -35,6 +38,16 @@ class Record:
     seconds: float = 0.0
     losses: list[tuple[int, float]] = field(default_factory=list)
     held_out: list[tuple[int, float, float]] = field(default_factory=list)  # step, loss, first draft right
+    kept: str = ""  # which weights did best at the end, and the tokens per round of all
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """How a head does on answers that are not trained on."""
+
+    loss: float
+    first: float  # share of right first drafts
+    rate: float  # tokens per round if every position began one
 
 
 class Trainer:
@@ -61,7 +74,9 @@ class Trainer:
             {"params": list(head.vectors()), "weight_decay": 0.0},
         ]
         fused = device.type == "cuda"
-        self.optimiser = torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, 0.95), fused=fused)
+        self.optimiser = torch.optim.AdamW(groups, lr=settings.peak, betas=(0.9, 0.95), fused=fused)
+        self.average = WeightAverage(head.weights, settings.average)
+        self.began_with = {name: tensor.detach().clone() for name, tensor in head.weights.items()}
         self.generator = torch.Generator(device=device)
         every = np.random.default_rng(settings.seed).permutation(len(store.lengths))
         held = min(HELD_OUT_MOST, max(int(HELD_OUT * len(every)), len(every) >= 8))
@@ -108,9 +123,25 @@ class Trainer:
         self.save(checkpoint)
         return record
 
+    @torch.no_grad()
+    def keep_best(self) -> None:
+        """Give the head the weights that draft best on held-out answers: the last, their average, or the first."""
+        weights = self.head.weights
+        known = {"averaged": self.average.values, "last": weights, "first": self.began_with}
+        choices = {name: {key: value.detach().clone() for key, value in known[name].items()} for name in known}
+        rates: dict[str, float] = {}
+        for name, values in choices.items():
+            with weights_replaced(weights, values):
+                rates[name] = self.watch().rate
+        tells = self.store.lengths[self.held].sum() - self.store.prompts[self.held].sum() >= ENOUGH
+        best = max(rates, key=lambda name: rates[name]) if tells else "last"
+        put(weights, choices[best])
+        self.record.kept = f"{best} (" + ", ".join(f"{name} {rate:.3f}" for name, rate in rates.items()) + ")"
+        self.log(f"weights kept: {self.record.kept}")
+
     def _step(self, chosen: np.ndarray, fraction: float) -> None:
         record, settings = self.record, self.settings
-        rate = settings.rate * _schedule(fraction, settings)
+        rate = settings.peak * _schedule(fraction, settings)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         batch = self.store.batch(chosen, settings.unroll)
@@ -123,6 +154,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
+        self.average.add(self.head.weights)
         record.steps += 1
         record.positions += len(batch.sequence)
         if record.steps == 1 or record.steps % REPORT_STEPS == 0:
@@ -139,47 +171,67 @@ class Trainer:
 
     def loss(self, batch: Batch, support: Support) -> Tensor:
         """Mean over positions of the cross-entropy with the target, later drafts counting less."""
+        return self._drafted(batch, support, self.settings.hard, self.settings.missed)[0]
+
+    def _drafted(self, batch: Batch, support: Support, hard: float, missed: float) -> tuple[Tensor, list[Tensor]]:
+        """The loss, and per step how often the drafts up to there are all right."""
         settings = self.settings
-        chances = teacher(batch.hidden, batch.whole, support)
+        taught = teacher(batch.hidden, batch.whole, support, hard)
         outputs = self.head.unroll(batch.features, batch.following, settings.unroll)
         total = sum(settings.decay**step for step in range(settings.unroll))
-        losses = []
+        losses, prefixes = [], []
+        all_right = torch.ones_like(batch.depth, dtype=torch.bool)  # every draft before this one, from the same base
         for step, output in enumerate(outputs):
             reached = batch.depth >= step
-            base = (batch.position - 1 - step).clamp_min(0)
-            share = settings.decay**step / total
-            weights = share * reached / reached.sum().clamp_min(1)
-            rows = output.flatten(0, 1).index_select(0, batch.sequence * output.shape[1] + base)
-            losses.append(soft_cross_entropy(rows, support, chances, weights))
-        return torch.stack(losses).sum()
+            counted = reached
+            if step and missed < 1:
+                lucky = torch.rand(len(reached), generator=self.generator, device=reached.device) < missed
+                counted = reached & (all_right | lucky)
+            chosen = counted.nonzero()[:, 0]
+            many = reached.sum().clamp_min(1)
+            base = batch.position[chosen] - 1 - step
+            rows = output.flatten(0, 1).index_select(0, batch.sequence[chosen] * output.shape[1] + base)
+            weights = (settings.decay**step / total / many).expand(len(chosen))
+            loss, drafts = soft_cross_entropy(rows, support, taught.chances[chosen], weights)
+            losses.append(loss)
+            right = torch.zeros_like(all_right)
+            right[chosen] = drafts == taught.top[chosen]
+            right &= all_right & reached
+            prefixes.append(right.sum() / many)
+            # The draft after this one, from the same base, stands one row further down.
+            all_right = torch.cat((right.new_zeros(1), right[:-1]))
+        return torch.stack(losses).sum(), prefixes
 
     @torch.no_grad()
     def _report(self, fraction: float) -> None:
         record = self.record
-        loss, right = self.watch()
-        record.held_out.append((record.steps, round(loss, 4), round(right, 4)))
+        last = self.watch()
+        with weights_replaced(self.head.weights, self.average.values):
+            averaged = self.watch()
+        record.held_out.append((record.steps, round(last.loss, 4), round(last.first, 4)))
         speed = record.positions / max(record.seconds, 1e-9)
         recent = record.losses[-1][1] if record.losses else float("nan")
         self.log(
             f"step {record.steps} ({fraction:.0%}), {record.positions / 1e6:.1f} M positions, {speed / 1e3:.0f} k/s, "
-            f"loss {recent:.3f}, held out {loss:.3f}, first draft right {right:.3f}"
+            f"loss {recent:.3f}; held out: loss {last.loss:.3f}, first draft {last.first:.4f}, "
+            f"{last.rate:.3f} a round; averaged {averaged.first:.4f}, {averaged.rate:.3f}"
         )
 
-    def watch(self) -> tuple[float, float]:
-        """Loss and share of right first drafts on answers that are not trained on."""
+    @torch.no_grad()
+    def watch(self) -> Watched:
+        """Plain loss and acceptance on answers that are not trained on."""
         if len(self.held) == 0:
-            return float("nan"), float("nan")
+            return Watched(float("nan"), float("nan"), float("nan"))
         support = self._support(0)
-        losses, right, count = [], 0, 0
+        sums, count = torch.zeros(3), 0
         for start in range(0, len(self.held), 32):
             batch = self.store.batch(self.held[start : start + 32], self.settings.unroll)
-            losses.append(float(self.loss(batch, support)))
-            first = self.head.unroll(batch.features, batch.following, 1)[0]
-            rows = first[batch.sequence, batch.position - 1]
-            mine = (rows @ support.matrix.T).argmax(-1)
-            right += int((mine == (batch.hidden @ support.matrix.T).argmax(-1)).sum())
-            count += len(rows)
-        return sum(losses) / len(losses), right / max(count, 1)
+            loss, prefixes = self._drafted(batch, support, hard=0.0, missed=1.0)
+            rate = 1 + sum(prefixes[:DEPTH], torch.zeros_like(loss))
+            sums += len(batch.depth) * torch.stack((loss, prefixes[0], rate)).float().cpu()
+            count += len(batch.depth)
+        mean = (sums / max(count, 1)).tolist()
+        return Watched(mean[0], mean[1], mean[2])
 
     def save(self, file: Path) -> None:
         """The checkpoint appears whole or not at all."""
@@ -188,6 +240,9 @@ class Trainer:
         state: dict[str, Any] = {
             "weights": {name: tensor.detach() for name, tensor in self.head.weights.items()},
             "optimiser": self.optimiser.state_dict(),
+            "average": self.average.values,
+            "average_count": self.average.count,
+            "began_with": self.began_with,
             "record": [record.steps, record.positions, record.seconds, record.losses, record.held_out],
         }
         beside = file.with_suffix(".part")
@@ -199,9 +254,9 @@ class Trainer:
         if not file.is_file():
             return
         state = torch.load(file, map_location=self.head.target.device, weights_only=True)
-        with torch.no_grad():
-            for name, tensor in self.head.weights.items():
-                tensor.copy_(state["weights"][name])
+        put(self.head.weights, state["weights"])
+        self.average.load(state["average"], state["average_count"])
+        self.began_with = state["began_with"]
         self.optimiser.load_state_dict(state["optimiser"])
         self.record = Record(*state["record"])
         self.log(f"going on from step {self.record.steps}")

@@ -20,6 +20,15 @@ class Support:
     ids: Tensor  # [n]
     matrix: Tensor  # [n, hidden] rows of the output matrix
     log_share: Tensor  # [n] log of how many ids each stands for
+    frequent: int  # the first so many ids stand for themselves
+
+
+@dataclass(slots=True)
+class Teacher:
+    """What the head should say."""
+
+    chances: Tensor  # [rows, n] each times what its id stands for; rows sum to one
+    top: Tensor  # [rows] the likeliest of the ids
 
 
 def draw_support(output: Tensor, frequent: Tensor, rest: Tensor, others: int, generator: torch.Generator) -> Support:
@@ -32,23 +41,32 @@ def draw_support(output: Tensor, frequent: Tensor, rest: Tensor, others: int, ge
         ids = torch.cat((frequent, rest[drawn]))
         share = math.log(len(rest) / count)
         log_share = torch.cat((log_share, torch.full((count,), share, device=output.device)))
-    return Support(ids, output[ids], log_share.to(output.dtype))
+    return Support(ids, output[ids], log_share.to(output.dtype), len(frequent))
 
 
 @torch.no_grad()
-def teacher(hidden: Tensor, whole: Tensor, support: Support) -> Tensor:
-    """The target's probabilities [rows, n] of the ids, each times what it stands for; `whole` is the log-sum-exp of all
-    its logits. Rows sum to one."""
+def teacher(hidden: Tensor, whole: Tensor, support: Support, hard: float = 0.0) -> Teacher:
+    """The target's probabilities of the ids; `whole` is the log-sum-exp of all its logits.
+
+    `hard`: the share that goes to the likeliest id alone. Greedy drafts are right when the likeliest ids agree, which
+    is not the same as distributions that agree on average.
+    """
     rows = torch.empty(len(hidden), len(support.ids), dtype=hidden.dtype, device=hidden.device)
+    tops = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
     wide = support.matrix.float()
     for start in range(0, len(hidden), ROWS_AT_ONCE):
         some = slice(start, start + ROWS_AT_ONCE)
         logits = hidden[some].float() @ wide.T
-        logits += support.log_share.float()
         logits -= whole[some, None]
+        best, tops[some] = logits[:, : support.frequent].max(dim=1)
         chances = logits.exp_()
-        rows[some] = chances / chances.sum(dim=1, keepdim=True)
-    return rows
+        # Only an id that outweighs all that is not looked at is surely the target's choice.
+        sure = best.exp() > 1 - chances[:, : support.frequent].sum(dim=1)
+        chances *= support.log_share.float().exp()
+        share = (hard * sure)[:, None]
+        chances *= (1 - share) / chances.sum(dim=1, keepdim=True)
+        rows[some] = chances.scatter_add_(1, tops[some, None], share)
+    return Teacher(rows, tops)
 
 
 class SoftCrossEntropy(torch.autograd.Function):
@@ -59,11 +77,14 @@ class SoftCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, support: Support, chances: Tensor, weights: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, rows: Tensor, support: Support, chances: Tensor, weights: Tensor, drafts: Tensor
+    ) -> Tensor:
         grads = torch.empty_like(rows)
         for start in range(0, len(rows), ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)
             logits = torch.addmm(support.log_share, rows[some], support.matrix.T)
+            drafts[some] = logits[:, : support.frequent].argmax(dim=-1)
             mine = logits.softmax(dim=-1)
             torch.mm(mine.sub_(chances[some]), support.matrix, out=grads[some])
         grads *= weights.to(rows.dtype)[:, None]
@@ -71,9 +92,9 @@ class SoftCrossEntropy(torch.autograd.Function):
         return _measured(rows, support, chances, weights)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
         (grads,) = ctx.saved_tensors
-        return grads * grad.to(grads.dtype), None, None, None
+        return grads * grad.to(grads.dtype), None, None, None, None
 
 
 def _measured(rows: Tensor, support: Support, chances: Tensor, weights: Tensor) -> Tensor:
@@ -84,8 +105,9 @@ def _measured(rows: Tensor, support: Support, chances: Tensor, weights: Tensor) 
     return (each * weights[some]).sum() * share
 
 
-def soft_cross_entropy(rows: Tensor, support: Support, chances: Tensor, weights: Tensor) -> Tensor:
-    """Sum over rows of weight × cross-entropy."""
-    loss = SoftCrossEntropy.apply(rows, support, chances, weights)
+def soft_cross_entropy(rows: Tensor, support: Support, chances: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over rows of weight × cross-entropy; and the ids (by their place in the support) that the rows draft."""
+    drafts = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+    loss = SoftCrossEntropy.apply(rows, support, chances, weights, drafts)
     assert isinstance(loss, Tensor)
-    return loss
+    return loss, drafts

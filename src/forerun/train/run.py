@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -19,22 +18,23 @@ from forerun.train.card import model_card
 from forerun.train.chain import fused_chain, fused_works, plain_chain
 from forerun.train.data import Writer, load_answers, save_answers
 from forerun.train.encode import Encoder
-from forerun.train.evaluate import VOCABULARIES, choose_vocabulary, evaluate, table
+from forerun.train.figures import measure, rate_with_ids, read_evaluation
 from forerun.train.generate import Answer
 from forerun.train.head import Head
 from forerun.train.loop import Record, Trainer
 from forerun.train.prompts.overlap import Overlap
 from forerun.train.save import save_head
 from forerun.train.settings import Settings, default_taps
+from forerun.train.start import Start, load_start
 from forerun.train.store import FeatureStore
 from forerun.train.target import Target, load_target
+from forerun.train.vocabulary import token_frequency, vocabulary_order
 from forerun.weights.find import find
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 ANSWERS, CHECKPOINT, RECIPE = "answers.safetensors", "checkpoint.pt", "recipe.json"
 GENERATION_SHARE = 0.85  # of the time for data; reading the features takes the rest
-SAMPLED = 0.8
-FEATURE_SHARE = 0.68  # of a GPU's memory
+FEATURE_SHARE = 0.68  # of the GPU memory that nobody else uses
 CPU_FEATURE_BYTES = 4 << 30
 
 
@@ -51,9 +51,13 @@ def train_head(
     progress: Progress | None = None,
     log: Callable[[str], None] = lambda _: None,
     stop_after: int | None = None,
+    began: float | None = None,
 ) -> dict[str, Any]:
-    """Train, evaluate and save a head; returns the report. Called again after an interruption, it goes on."""
-    began = time.monotonic()
+    """Train, evaluate and save a head; returns the report. Called again after an interruption, it goes on.
+
+    `began`: when the run's minutes began, by the monotonic clock; now, unless given.
+    """
+    began = time.monotonic() if began is None else began
     progress = progress or NullProgress()
     where = pick_device(device)
     torch.manual_seed(settings.seed)
@@ -62,8 +66,8 @@ def train_head(
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape
     work = work or out.with_name(out.name + ".work")
     folder = find(model, progress=progress)
-    _check_recipe(work, settings, model)
     target = load_target(folder, where)
+    start = load_start(target, settings, log)
     tokenizer = load_tokenizer(folder)
     encoder, ends = Encoder(tokenizer), stop_token_ids(folder, tokenizer)
     questions = read_evaluation(evaluation)
@@ -74,8 +78,14 @@ def train_head(
         return None if settings.minutes is None else began + share * 60 * settings.minutes - time.monotonic()
 
     taps = default_taps(target.config.layers) if settings.taps is None else settings.taps
+    if start is not None:
+        taps = start.taps
     if any(not 0 <= tap < target.config.layers for tap in taps):
         raise ForerunError(f"the model has layers 0 to {target.config.layers - 1}: tap among those")
+    head = Head(target, taps, settings.intermediate if start is None else start.intermediate, _attention(target, log))
+    if start is not None:
+        start.put_into(head)  # before any answer is written, so that a head that does not fit is refused at once
+    _check_recipe(work, settings, model)
     answers, sources = _answers(
         target, encoder, ends, settings, questions, work, prompts, texts, progress, log,
         left(GENERATION_SHARE * settings.data_share), taps,
@@ -85,20 +95,28 @@ def train_head(
         store.fill(task.advance)
     scales = store.scales()
     log(f"{len(store.tokens)} tokens read, {time.monotonic() - began:.0f} s; {scales}")
-    head = Head(target, taps, settings.intermediate, _attention(target, log))
-    head.start(scales, settings.seed)
-    frequency = token_frequency(answers, target.config.vocab).to(where)
+    if start is None:
+        head.start(scales, settings.seed)
+    # What the target nearly said counts as well: answers to prompts of few kinds lack many ordinary words.
+    frequency = token_frequency(answers, target.config.vocab).to(where) + store.mass
     trainer = Trainer(head, store, frequency, settings, log)
     seconds = left(1 - settings.evaluation_share)
     if seconds is not None:
         seconds = max(seconds, 1.0)
     record = trainer.run(seconds, work / CHECKPOINT, progress, stop_after)
+    trainer.keep_best()
     log(f"trained {record.steps} steps, {time.monotonic() - began:.0f} s")
     del store, trainer
     encoded = [(category, encoder.encode_one(text)) for category, text in questions]
-    report = _evaluate(head, encoded, ends, frequency, settings, progress)
+    size, first = _draft_vocab(settings, start, target.config.vocab)
+    order = vocabulary_order(frequency, first)
+    report = measure(head, encoded, ends, order, size, settings.evaluation_tokens, progress)
+    if start is not None and start.draft_vocab is not None and first is None:
+        old = vocabulary_order(frequency, start.draft_vocab)
+        rate = rate_with_ids(head, encoded, ends, old, len(start.draft_vocab), settings.evaluation_tokens)
+        report["draft_vocab"]["tokens_per_round"]["as it started"] = rate
     report |= _describe(settings, head, record, answers, sources, where)
-    order = frequency.argsort(descending=True, stable=True)
+    report["history"] = [] if start is None else start.history
     size = report["draft_vocab"]["size"]
     chosen = order[:size] if size < target.config.vocab else None
     card = model_card(folder.name.split(".")[0], report, prompts is not None)
@@ -122,34 +140,6 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def read_evaluation(path: Path | None) -> list[tuple[str, str]]:
-    """(category, prompt) of the held-out prompts: the built-in ones, or JSON lines of the user's."""
-    if path is None:
-        text = (importlib.resources.files("forerun") / "data" / "eval_prompts.jsonl").read_text(encoding="utf-8")
-    else:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ForerunError(f"cannot read the evaluation prompts in {path}") from error
-    try:
-        entries = [json.loads(line) for line in text.splitlines() if line.strip()]
-        found = [(str(entry.get("category", "all")), str(entry["prompt"])) for entry in entries]
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ForerunError(f'{path}: evaluation prompts are JSON lines with the fields "prompt", "category"') from error
-    if not found:
-        raise ForerunError(f"{path} holds no evaluation prompts")
-    return found
-
-
-def token_frequency(answers: Sequence[Answer], vocab: int) -> Tensor:
-    """How often each id occurs in the answers."""
-    counts = torch.zeros(vocab, dtype=torch.int64)
-    for start in range(0, len(answers), 4096):
-        some = [token for answer in answers[start : start + 4096] for token in answer.answer]
-        counts += torch.bincount(torch.tensor(some, dtype=torch.int64), minlength=vocab)
-    return counts
-
-
 def _attention(target: Target, log: Callable[[str], None]) -> Any:
     """The fused attention where it is right, else the plain one."""
     layout = target.config.layout
@@ -158,6 +148,18 @@ def _attention(target: Target, log: Callable[[str], None]) -> Any:
         log(f"the fused attention does not work here ({wrong}); training will be slower")
         return plain_chain
     return fused_chain
+
+
+def _draft_vocab(settings: Settings, start: Start | None, vocab: int) -> tuple[int | None, Tensor | None]:
+    """Size of the draft vocabulary and the ids that must be in it; None: decided from the data.
+
+    A head that is trained further keeps its ids unless a size is asked for.
+    """
+    if settings.draft_vocab is not None:
+        return min(settings.draft_vocab, vocab), None
+    if start is None:
+        return None, None
+    return (vocab, None) if start.draft_vocab is None else (len(start.draft_vocab), start.draft_vocab)
 
 
 def _check_recipe(work: Path, settings: Settings, model: str) -> None:
@@ -209,37 +211,8 @@ def _answers(
 def _feature_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return CPU_FEATURE_BYTES
-    return int(FEATURE_SHARE * torch.cuda.get_device_properties(device).total_memory)
-
-
-def _evaluate(
-    head: Head,
-    prompts: Sequence[tuple[str, list[int]]],
-    ends: frozenset[int],
-    frequency: Tensor,
-    settings: Settings,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Tables at temperature 0 and above, with the draft vocabulary that was chosen or asked for."""
-    full = head.config.vocab
-    sizes = [size for size in VOCABULARIES if size < full]
-    if settings.draft_vocab is not None:
-        sizes = [min(settings.draft_vocab, full)] if settings.draft_vocab < full else []
-    order = frequency.argsort(descending=True, stable=True)
-    asked = dict.fromkeys([*sizes, full])
-    measured = {}
-    with progress.task("evaluating", 2) as task:
-        for name, heat in (("greedy", 0.0), ("sampled", SAMPLED)):
-            measured[name] = evaluate(
-                head, prompts, ends, order, list(asked), temperature=heat, tokens=settings.evaluation_tokens,
-                seed=settings.seed,
-            )  # fmt: skip
-            task.advance()
-    size, rates = choose_vocabulary(measured["greedy"], full, sizes)
-    if settings.draft_vocab is not None:
-        size = min(settings.draft_vocab, full)
-    tables = {name: table(found, size) for name, found in measured.items()}
-    return tables | {"draft_vocab": {"size": size, "tokens_per_round": rates}}
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(FEATURE_SHARE * (torch.cuda.mem_get_info(device)[0] + held))
 
 
 def _describe(
@@ -248,12 +221,13 @@ def _describe(
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else "a CPU"
     tokens = sum(len(answer.prompt) + len(answer.answer) for answer in answers)
     count = sum(tensor.numel() for tensor in head.weights.values())
-    training = asdict(record) | {"unroll": settings.unroll, "decay": settings.decay, "rate": settings.rate}
+    training = asdict(record) | {"unroll": settings.unroll, "decay": settings.decay, "rate": settings.peak}
+    training |= {"hard": settings.hard, "missed": settings.missed}
     return {
         "head": {"taps": list(head.taps), "intermediate": head.intermediate, "parameters": count},
         "data": {"answers": len(answers), "tokens": tokens, "sources": sources},
         "training": training,
         "evaluation_tokens": settings.evaluation_tokens,
         "device": name,
-        "settings": asdict(settings),
+        "settings": asdict(settings) | {"start_from": settings.start_from and Path(settings.start_from).name},
     }

@@ -5,18 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+FRESH_RATE = 1e-3
+CONTINUED_RATE = 5e-4  # a trained head loses what it knows at the rate it began with
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Knobs of one run. What is None is decided from the model, the device or the data."""
 
     seed: int = 0
+    start_from: str | None = None  # a head's folder to go on from; None: start from the target's last layer
     minutes: float | None = None  # wall clock for the whole run; None: as long as `steps` take
     steps: int | None = None  # optimiser steps; None: until the minutes are over
     # data
     prompts: int = 40_000  # how many to answer at most, if time and memory allow
     answer_tokens: int = 320
     prompt_tokens: int = 480  # longer prompts are left out
+    greedy_share: float = 0.5  # of the answers; the others are sampled
     generate_batch: int | None = None
     data_share: float = 0.28  # of the minutes, for prompts, answers and features
     feature_bytes: int | None = None  # memory for cached features; None: a share of what is free
@@ -28,18 +33,28 @@ class Settings:
     decay: float = 0.8
     frequent: int = 16_384  # ids that are always in the loss
     others: int = 4_096  # ids drawn from the rest at every step
+    hard: float = 0.0  # share of the teacher that is its likeliest token alone, as greedy drafting asks for
+    missed: float = 1.0  # chance of a later draft to count when one before it is wrong: it would never be looked at
     # optimiser
-    rate: float = 1e-3
+    rate: float | None = None  # the highest; None: lower for a head that is trained already
     warmup: float = 0.02
     final_rate: float = 0.02  # of the highest
     weight_decay: float = 0.01
     clip: float = 1.0
+    average: float = 12.0  # the weights' average looks back over about 1/(average + 1) of all steps; 0: over all
     batch_tokens: int | None = None
     # evaluation and output
     evaluation_tokens: int = 128
     evaluation_share: float = 0.08
     draft_vocab: int | None = None  # None: chosen by what it costs
     checkpoint_seconds: float = 60.0
+
+    @property
+    def peak(self) -> float:
+        """The highest learning rate."""
+        if self.rate is not None:
+            return self.rate
+        return FRESH_RATE if self.start_from is None else CONTINUED_RATE
 
     def recipe(self) -> dict[str, Any]:
         """What must not change between a run and its continuation."""

@@ -48,6 +48,7 @@ class FeatureStore:
         self.features = torch.empty(shape, device=target.device, dtype=target.dtype)
         self.whole = torch.zeros(total, device=target.device)
         self.residual = 1.0
+        self.mass = torch.zeros(target.config.vocab, device=target.device)  # per id, its chances at all answers' tokens
 
     @staticmethod
     def bytes_per_token(target: Target, taps: tuple[int, ...]) -> int:
@@ -91,7 +92,10 @@ class FeatureStore:
         states, where = hidden[row, place], index[row, place]
         for start in range(0, len(where), LOGIT_ROWS):
             some = slice(start, start + LOGIT_ROWS)
-            self.whole[where[some]] = self.target.logits(states[some]).logsumexp(dim=-1)
+            logits = self.target.logits(states[some])
+            whole = logits.logsumexp(dim=-1)
+            self.whole[where[some]] = whole
+            self.mass += logits.sub_(whole[:, None]).exp_().sum(dim=0)
 
     def _loss_rows(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Positions t whose next token the head drafts: the answer's first token to the one before its last.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.train.prompts import documents
 from forerun.train.prompts.passages import code_prompt, excerpt, notice, passage_prompt
+from forerun.train.prompts.puzzles import puzzle_prompt
+from forerun.train.prompts.reading import reading_prompt
+from forerun.train.prompts.talk import talk_prompt
 from forerun.train.prompts.templates import casual, fill, template_prompt
+from forerun.train.prompts.translation import translation_prompt
 
 Prompt = str | list[dict[str, str]]  # a user's text, or a whole conversation
 
@@ -49,7 +53,23 @@ FOLLOW_UPS = [
     "Change the name to {name} and repeat it.",
     "Can you add a title and a conclusion?",
 ]
-SHARES = (0.50, 0.20, 0.17, 0.13)  # templates, notices, documentation, code
+SHARES = {
+    "templates": 0.24,
+    "talk": 0.19,
+    "translation": 0.13,
+    "reading": 0.12,
+    "puzzles": 0.10,
+    "notices": 0.08,
+    "documentation": 0.06,
+    "code": 0.08,
+}
+WRITERS: dict[str, Callable[[random.Random], str]] = {
+    "templates": template_prompt,
+    "talk": talk_prompt,
+    "translation": translation_prompt,
+    "reading": reading_prompt,
+    "puzzles": puzzle_prompt,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +94,14 @@ def built_in_prompts(seed: int, corpus: Corpus) -> Iterator[Prompt]:
     chance = random.Random(f"forerun {seed}")
     manual, docstrings, functions, added = corpus.manual, corpus.docstrings, corpus.functions, corpus.added
     while True:
-        kind = chance.choices(range(4), weights=SHARES)[0]
-        if kind == 0 or (kind == 3 and not functions):
-            text = template_prompt(chance)
-        elif kind == 1 or (kind == 2 and not (manual or docstrings or added)):
+        kind = chance.choices(list(SHARES), weights=list(SHARES.values()))[0]
+        if kind == "code" and not functions:
+            kind = "templates"
+        if kind in WRITERS:
+            text = WRITERS[kind](chance)
+        elif kind == "notices" or (kind == "documentation" and not (manual or docstrings or added)):
             text = passage_prompt(notice(chance), chance)
-        elif kind == 3:
+        elif kind == "code":
             text = code_prompt(chance.choice(functions), chance)
         elif added and (chance.random() < 0.6 or not (manual or docstrings)):
             text = passage_prompt(excerpt(chance.choice(added), chance), chance)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 
-def _items(text: str) -> list[str]:
+def items(text: str) -> list[str]:
+    """The entries of a list that semicolons separate."""
     return [" ".join(item.split()) for item in text.split(";") if item.strip()]
 
 
-TOPICS = _items("""
+TOPICS = items("""
     photosynthesis; the French Revolution; black holes; compound interest; the water cycle; sourdough bread;
     machine learning; the immune system; plate tectonics; the stock market; electric cars; solar panels; the Roman
     Empire; jazz music; chess openings; the human heart; vaccines; antibiotics; coral reefs; volcanoes; the Great
@@ -44,7 +45,7 @@ TOPICS = _items("""
     Ramadan; Christmas; friendship; dating; marriage; divorce; loneliness; grief; happiness; courage; honesty;
     kindness; patience; procrastination; motivation; creativity; curiosity; failure; success; ambition; retirement
 """)
-PLACES = _items("""
+PLACES = items("""
     Paris; Tokyo; New York; London; Berlin; Rome; Madrid; Lisbon; Vienna; Prague; Budapest; Istanbul; Cairo;
     Nairobi; Cape Town; Lagos; Mumbai; Delhi; Bangkok; Hanoi; Singapore; Seoul; Beijing; Shanghai; Sydney;
     Melbourne; Auckland; Toronto; Vancouver; Montreal; Chicago; Boston; Seattle; San Francisco; Los Angeles;
@@ -53,7 +54,7 @@ PLACES = _items("""
     Venice; Florence; Naples; Athens; Warsaw; Krakow; Kyoto; Osaka; Marrakesh; Tunis; Accra; Dakar; Bali; Nepal;
     Iceland; Portugal; Norway; Peru; Vietnam; Morocco; Greece; New Zealand
 """)
-NAMES = _items("""
+NAMES = items("""
     Anna; Ben; Carla; David; Elena; Farid; Grace; Hassan; Ingrid; James; Keiko; Liam; Maria; Noah; Olivia; Pedro;
     Quinn; Rosa; Samir; Tara; Umar; Vera; Wei; Ximena; Yusuf; Zoe; Amir; Bella; Chen; Dmitri; Emma; Felix; Gita;
     Hugo; Isla; Jonas; Kofi; Leila; Marco; Nina; Omar; Priya; Rafael; Sofia; Tom; Ursula; Victor; Wendy; Yara; Mr.
@@ -61,61 +62,61 @@ NAMES = _items("""
     Aisha Bello; Lucas Meyer; Hannah Fischer; Miguel Torres; Emily Carter; Ahmed Mansour; Julia Kowalska; Peter
     Lang; Nadia Haddad; Kevin O'Brien
 """)
-SURNAMES = _items("""
+SURNAMES = items("""
     Becker; Novak; Silva; Moreau; Haddad; Jensen; Kowalski; Rossi; Tanaka; Okafor; Lindgren; Patel; Murphy; Garcia;
     Schmidt; Popescu; Nguyen; Kim; Cohen; Ivanova; Petrov; Larsen; Dubois; Costa; Weber; Marino; Fernandez;
     Nakamura; Osei; Byrne
 """)
-COMPANIES = _items("""
+COMPANIES = items("""
     Northwind Logistics; Bluebird Bakery; Harbor Street Books; Alder & Finch; Lumen Software; Greenleaf Gardens;
     Summit Outdoor; Riverside Clinic; Oakwood Furniture; Pixel Forge; Cedar Bank; Sunrise Solar; Maple Dental;
     Orchid Hotels; Tidal Wave Sports; Copper Kettle Coffee; Brightpath Tutoring; Falcon Couriers; Meadow Dairy;
     Quartz Analytics; Redwood Insurance; Silver Spoon Catering; Starling Airlines; Ironbridge Tools; Lakeside
     Veterinary; Nimbus Cloud Services
 """)
-OBJECTS = _items("""
+OBJECTS = items("""
     lamp; backpack; water bottle; bicycle; laptop; phone case; notebook; desk chair; coffee maker; umbrella; winter
     jacket; running shoes; headphones; keyboard; camera; tent; sleeping bag; frying pan; toaster; vacuum cleaner;
     watch; guitar; sofa; mirror; carpet; candle; blender; suitcase; pillow; board game; telescope; drone; printer;
     monitor; garden hose
 """)
-FOODS = _items("""
+FOODS = items("""
     rice; eggs; spinach; chicken; lentils; potatoes; tomatoes; pasta; chickpeas; salmon; tofu; mushrooms; carrots;
     onions; cheese; bread; beans; avocado; sweet potatoes; broccoli; shrimp; ground beef; yogurt; oats; bananas;
     apples; peanut butter; coconut milk; curry paste; tortillas; corn; peppers; zucchini; garlic; ginger; noodles;
     cabbage; pumpkin; tuna; quinoa
 """)
-LANGUAGES = _items("""
+LANGUAGES = items("""
     French; Spanish; German; Italian; Portuguese; French; Spanish; German; Dutch; Japanese; Chinese; Russian;
     Polish; Swedish; Turkish; Arabic; Hindi; Korean; Greek; Latin
 """)
-PROGRAMMING = _items("""
+PROGRAMMING = items("""
     Python; Python; Python; Python; JavaScript; JavaScript; Java; C; C++; TypeScript; SQL; Bash; Go; Rust; HTML and
     CSS; Ruby; PHP; R; Kotlin; Swift; C#
 """)
-AUDIENCES = _items("""
+AUDIENCES = items("""
     a five year old; a ten year old; a high school student; a complete beginner; my grandmother; a busy manager; a
     college student; someone who hates math; a new employee; my little brother; a non-native speaker; an engineer;
     a tourist
 """)
-TONES = _items("""
+TONES = items("""
     friendly; formal; funny; polite; professional; casual; dramatic; encouraging; sarcastic; simple; poetic;
     confident; apologetic; enthusiastic; serious; warm; neutral; firm but polite
 """)
-ROLES = _items("""
+ROLES = items("""
     a pirate; a medieval knight; a grumpy librarian; a detective in 1920s London; a wise old wizard; a sports
     coach; a French chef; a space explorer; a museum guide; a job interviewer; a talking cat; a robot who wants to
     be human; a strict math teacher; a travel agent; a doctor explaining things calmly; a salesperson; a history
     professor; a poet; a farmer; a spaceship computer; a news anchor; a ghost; a dragon; a barista; a personal
     trainer; a lawyer; a kindergarten teacher
 """)
-THINGS_TO_WRITE = _items("""
+THINGS_TO_WRITE = items("""
     a short story; a poem; a haiku; a limerick; a blog post; an email; a speech; a dialogue; a product description;
     a news article; a song; a letter; a diary entry; a review; a short essay; a scene from a play; a fable; a
     bedtime story; a tweet; an advertisement; a LinkedIn post; a fairy tale; a monologue; an introduction
     paragraph; a conclusion; a toast
 """)
-SITUATIONS = _items("""
+SITUATIONS = items("""
     I lost my wallet on the bus; my neighbor plays loud music at night; I can't sleep before exams; my boss gave my
     project to someone else; my best friend stopped answering my messages; I want to quit my job but I'm scared; my
     laptop is very slow; my plant has yellow leaves; I have a job interview tomorrow; I forgot my mom's birthday;
@@ -127,7 +128,7 @@ SITUATIONS = _items("""
     read more books; my internet is down; I need to lose some weight; I keep procrastinating; I found a stray cat;
     I'm having trouble making friends; my landlord won't fix the heating; I broke a window at work
 """)
-WISHES = _items("""
+WISHES = items("""
     learn to cook; learn Python; learn Spanish; save money; get fit; sleep better; plan a birthday party; organize
     my closet; write a novel; start a podcast; build a website; grow tomatoes; train my dog; prepare for a
     marathon; make new friends; improve my handwriting; learn the guitar; eat healthier; wake up earlier; study for
@@ -135,7 +136,7 @@ WISHES = _items("""
     reduce my screen time; get better at chess; learn to draw; fix a flat tire; write a resume; negotiate a raise;
     pack for a trip; host a dinner; read more; meditate
 """)
-FUNCTIONS = _items("""
+FUNCTIONS = items("""
     checks whether a string is a palindrome; reverses a linked list; computes the nth Fibonacci number; counts the
     words in a file; removes duplicates from a list while keeping the order; merges two sorted lists; finds the
     second largest number in a list; checks whether a number is prime; converts Celsius to Fahrenheit; sorts a list
@@ -159,7 +160,7 @@ FUNCTIONS = _items("""
     replaces every space with an underscore; compares two version numbers; encodes a text with the Caesar cipher;
     checks whether a year is a leap year; returns the days between two dates; formats a number with commas
 """)
-LISTS = _items("""
+LISTS = items("""
     healthy breakfast ideas; books about history; things to do in the rain; names for a cat; names for a coffee
     shop; gift ideas for a coworker; questions to ask in an interview; ways to save electricity; synonyms for
     happy; synonyms for big; tips for new parents; common English idioms and what they mean; icebreaker games;
