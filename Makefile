@@ -26,7 +26,7 @@ class Stack:
 endef
 export PROMPT ?= $(DEMO_PROMPT)
 
-.PHONY: demo test test-real test-all test-gpu check bench bench-mtp clean
+.PHONY: demo test test-real test-all test-gpu check bench bench-mtp bench-gpu clean
 
 demo: $(INSTALLED)  ## stream an answer with speculation on
 	@$(BIN)/forerun generate --prompt "$$PROMPT" --max-tokens 200
@@ -42,7 +42,7 @@ test-all: $(INSTALLED)  ## everything that needs no GPU
 	$(PYTEST) -m "not gpu"
 
 test-gpu:  ## with the interpreter that has torch for CUDA, not .venv
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+	PYTHONPATH=src $(PYTHON) -m pytest -m "gpu or kernels"
 
 check: $(INSTALLED)  ## lint, format, types
 	$(BIN)/ruff check .
@@ -54,6 +54,9 @@ bench: $(INSTALLED)  ## how fast, beside transformers; the last line is JSON
 
 bench-mtp: $(INSTALLED)  ## what the built-in head gets accepted and what it is worth; SAMPLE=12 for a short run
 	@$(BIN)/python -m forerun.bench.mtp $(SAMPLE)
+
+bench-gpu:  ## how near to the memory limit on a GPU, with the interpreter that has torch for CUDA
+	@PYTHONPATH=src $(PYTHON) -m forerun.bench.gpu
 
 clean:  ## remove .venv and every cache of the tools
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

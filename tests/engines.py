@@ -16,7 +16,6 @@ from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence as Running
 from forerun.engine.sequence import Status
-from forerun.kernels.cpu import CpuKernels
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import NullProgress
@@ -38,6 +37,8 @@ class NoText:
 
 
 def decoder(folder: Path, quantize: bool) -> Decoder:
+    from forerun.kernels.cpu import CpuKernels  # needs numba, which a machine with a GPU may lack
+
     return build(open_checkpoint(folder), CpuKernels(quantize), CPU, torch.float32, NullProgress())
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import forerun
 from forerun.cli.main import main
+from forerun.engine.sequence import ArmUse
 
 
 @dataclass
@@ -25,11 +26,20 @@ class FakeResponse:
     rounds: int = 4
     drafted: int = 8
     accepted: int = 2
-    seconds: dict[str, float] = field(default_factory=lambda: {"load": 0.1, "prefill": 0.2, "decode": 0.5})
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"load": 0.1, "prefill": 0.2, "decode": 0.5, "draft": 0.1, "verify": 0.4}
+    )
     tokens_per_second: float = 12.04
     draft: str = "lookup"
     guaranteed: bool = True
     seed: int = 99
+    arms: dict[str, ArmUse] = field(
+        default_factory=lambda: {"plain": ArmUse(1, 0, 0, 0.1), "lookup": ArmUse(3, 8, 2, 0.4)}
+    )
+    tokens_per_round: float = 1.5
+    per_position: list[list[int]] = field(default_factory=lambda: [[3, 2], [3, 0], [2, 0]])
+    accepted_per_position: list[float] = field(default_factory=lambda: [0.667, 0.0, 0.0])
+    seconds_saved: float | None = 0.25
     warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,9 +186,9 @@ def test_long_names_mean_the_same(library: FakeLibrary) -> None:
     assert (library.options["max_tokens"], library.options["temperature"], library.options["raw"]) == (3, 0.5, True)
 
 
-def test_naming_a_draft_model_is_asking_for_it(library: FakeLibrary) -> None:
+def test_a_draft_model_is_one_of_the_arms(library: FakeLibrary) -> None:
     assert run("generate -p Hi --draft-model small --quiet") == 0
-    assert library.options["draft"] == "model"
+    assert (library.loading["draft_model"], library.options["draft"]) == ("small", "auto")
 
 
 def test_a_head_is_handed_over(library: FakeLibrary) -> None:
@@ -192,8 +202,26 @@ def test_json_is_one_object_and_nothing_else(library: FakeLibrary, capsys: pytes
     out, err = capsys.readouterr()
     expected = asdict(library.outcome)
     assert expected.pop("warnings") == []  # goes to stderr
+    del expected["per_position"]  # counts; shares are printed
     assert json.loads(out) == expected
     assert out.count("\n") == 1 and "Grüße 🙂" in out and err == ""
+
+
+def test_explain_adds_a_table_about_the_arms(library: FakeLibrary, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", "Hi", "--explain", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Hello, world\n"
+    lines = [line.split() for line in err.splitlines()]
+    assert lines[0] == ["arm", "rounds", "drafts/round", "accepted", "tokens/round", "ms/token"]
+    assert ["plain", "1", "–", "–", "1.00", "100.0"] in lines
+    assert ["lookup", "3", "2.7", "25", "%", "1.67", "80.0"] in lines
+    assert "67 0 0" in err and "drafting and deciding 0.10 s, verifying 0.40 s" in err and "0.25 s" in err
+
+
+def test_explain_without_any_round(library: FakeLibrary, capsys: pytest.CaptureFixture[str]) -> None:
+    library.outcome.arms, library.outcome.per_position, library.outcome.seconds_saved = {}, [], None
+    assert main(["generate", "-p", "Hi", "--explain"]) == 0
+    assert "saved" not in capsys.readouterr().err
 
 
 def test_quiet_prints_the_text_alone(library: FakeLibrary, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from forerun.engine.acceptance import Priors
 from forerun.engine.controller import Controller, Decision
 from forerun.engine.costs import CostTable
 
-ARMS = {"lookup": 15, "mtp": 8}
+ARMS = {"lookup": 15, "long lookup": 15, "mtp": 8, "model": 8}
+DRAFT_COST = {"lookup": 0.005, "long lookup": 0.005, "mtp": 0.1, "model": 0.3}
 
 
 @dataclass
@@ -24,16 +26,21 @@ class World:
     accept: Callable[[str, int, int], float]  # arm, round, position → probability
     noise: float = 0.05
     seed: int = 0
+    matches: tuple[float, float, float] = (1.0, 0.0, 0.0)  # how often: a short match, a long one, none
 
     def run(self, rounds: int, controller: Controller | None = None) -> tuple[float, int, list[Decision]]:
         """Seconds, tokens and decisions."""
         dice = random.Random(self.seed)
         costs = CostTable()
-        controller = controller or Controller(ARMS, costs)
+        controller = controller or Controller(dict(ARMS), costs)
         costs = controller.costs
         seconds, tokens, decisions = 0.0, 0, []
         for number in range(rounds):
-            decision = controller.decide(15)
+            # A match is there now and then, and long or short, never both.
+            match = dice.choices(["lookup", "long lookup", None], self.matches)[0]
+            have = {"lookup": match == "lookup", "long lookup": match == "long lookup"}
+            decision = controller.decide(15, have)
+            assert decision.arm is None or have.get(decision.arm, True)
             drafted = decision.depth
             accepted = 0
             if decision.arm is not None:
@@ -41,17 +48,28 @@ class World:
                     accepted += 1
             draft_seconds = self.draft.get(decision.arm or "", 0.0) * drafted
             pass_seconds = (1 + self.slope * drafted) * (1 + self.noise * dice.random())
-            costs.learn(decision.arm, drafted, 1 + drafted, draft_seconds, pass_seconds)
+            costs.learn(decision.drafter, drafted, 1 + drafted, draft_seconds, pass_seconds)
             controller.learn(decision, drafted, accepted, draft_seconds + pass_seconds)
+            if match is not None and decision.drafter != "lookup":  # what the lookup would have said, beside
+                right = 0
+                while right <= accepted and dice.random() < self.accept(match, number, right):
+                    right += 1
+                controller.watch(match, 1 + accepted, right)
             seconds += draft_seconds + pass_seconds
             tokens += 1 + accepted
             decisions.append(decision)
         return seconds, tokens, decisions
 
+    def always(self, arm: str) -> bool:
+        """Can this arm be used in every round?"""
+        return {"lookup": self.matches[0], "long lookup": self.matches[1]}.get(arm, 1.0) == 1.0
+
     def best_rate(self, number: int = 0) -> tuple[float, str | None]:
         """The best fixed choice, by exact expectation."""
         best: tuple[float, str | None] = (1 / (1 + self.noise / 2), None)
         for arm, most in ARMS.items():
+            if not self.always(arm):
+                continue
             for depth in range(1, most + 1):
                 tokens, survive = 1.0, 1.0
                 for position in range(depth):
@@ -69,10 +87,11 @@ def random_world(seed: int) -> World:
     turn = dice.choice([50, 100, 10**9])
     return World(
         slope=dice.uniform(0.0, 0.6),
-        draft={"lookup": dice.uniform(0.0, 0.02), "mtp": dice.uniform(0.02, 0.3)},
+        draft={"lookup": 0.01, "long lookup": 0.01, "mtp": dice.uniform(0.02, 0.3), "model": dice.uniform(0.1, 0.6)},
         accept=lambda arm, number, position: rates[arm][number >= turn] * 0.97**position,
         noise=dice.uniform(0.0, 0.2),
         seed=seed,
+        matches=dice.choice([(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.4, 0.2, 0.4), (0.2, 0.6, 0.2), (0.0, 0.0, 1.0)]),
     )
 
 
@@ -91,8 +110,8 @@ def scripted(runs: dict[str, int], later: dict[str, int] | None = None, turn: in
     scripts = (runs, later or runs)
     return World(
         slope,
-        {"lookup": 0.005, "mtp": 0.1},
-        lambda arm, number, position: float(position < scripts[number >= turn][arm]),
+        DRAFT_COST,
+        lambda arm, number, position: float(position < scripts[number >= turn].get(arm, 0)),
     )
 
 
@@ -103,6 +122,7 @@ def scripted(runs: dict[str, int], later: dict[str, int] | None = None, turn: in
         ({"lookup": 0, "mtp": 3}, "mtp"),
         ({"lookup": 1, "mtp": 5}, "mtp"),
         ({"lookup": 0, "mtp": 0}, None),
+        ({"lookup": 0, "mtp": 0, "model": 8}, "model"),
     ],
 )
 def test_converges_to_the_best_arm_within_ten_rounds(runs: dict[str, int], best: str | None) -> None:
@@ -137,10 +157,8 @@ def test_comes_back_when_the_text_changes_again() -> None:
 def test_does_not_flap() -> None:
     """Two arms that are worth about the same: it settles on one."""
     for seed in range(20):
-        world = World(
-            0.1, {"lookup": 0.005, "mtp": 0.1}, lambda arm, number, position: {"lookup": 0.5, "mtp": 0.72}[arm]
-        )
-        controller = Controller(ARMS, CostTable())
+        world = World(0.1, DRAFT_COST, lambda arm, number, position: {"lookup": 0.5, "mtp": 0.72, "model": 0.1}[arm])
+        controller = Controller(dict(ARMS), CostTable())
         arms = []
         for number in range(200):
             world.seed = 1000 * seed + number
@@ -163,11 +181,49 @@ def test_good_worlds_are_used() -> None:
     assert sum(shares) / len(shares) > 0.93, sum(shares) / len(shares)
 
 
-def test_costs_survive_a_file() -> None:
+def test_a_long_match_overrides_the_head() -> None:
+    """The head is good, long matches are better and come every other round: both are used, each where it is best."""
+    world = scripted({"mtp": 3, "long lookup": 12, "lookup": 0})
+    world.matches = (0.25, 0.5, 0.25)
+    _, _, decisions = world.run(200)
+    used = [decision.arm for decision in decisions[20:]]
+    assert 0.4 < used.count("long lookup") / len(used) < 0.6 and used.count("mtp") > 0.3 * len(used), used
+    assert used.count("lookup") < 0.1 * len(used)
+
+
+def test_short_answers_do_not_pay_for_looking_around() -> None:
+    """Where no arm is any good, the first twenty rounds together lose little more than one round."""
+    for seed in range(50):
+        world = World(0.2, DRAFT_COST, lambda arm, number, position: 0.1, seed=seed)
+        seconds, tokens, _ = world.run(20)
+        assert seconds < (tokens + 1.4) * (1 + world.noise)
+
+
+def test_a_drafter_that_fails_takes_its_arms_along() -> None:
+    controller = Controller(dict(ARMS), CostTable())
+    controller.drop("lookup")
+    assert set(controller.arms) == {"mtp", "model"}
+
+
+def test_a_prior_is_of_its_kind() -> None:
+    priors = Priors()
+    for _ in range(50):
+        priors.learn("lookup", "given text", 4, 4)
+        priors.learn("lookup", "short", 4, 0)
+    assert priors.rates("lookup", "given text")[0] > 0.9
+    assert priors.rates("lookup", "short")[0] < 0.2
+    assert 0.3 < priors.rates("lookup", "code")[0] < 0.7  # never seen: what all kinds together say
+    assert len(priors.rates("mtp", "short")) == 1  # a guess at its first draft
+
+
+def test_in_a_batch_drafts_must_pay_for_the_whole_pass() -> None:
+    """Rows that are cheap beside one sequence may be dear beside eight."""
     costs = CostTable()
-    costs.learn(None, 0, 1, 0.0, 0.010)
-    costs.learn("mtp", 3, 4, 0.003, 0.014)
-    again = CostTable.from_data(costs.to_data())  # type: ignore[arg-type]
-    assert again.pass_seconds(4) == costs.pass_seconds(4) and again.draft_seconds("mtp", 3) == pytest.approx(0.003)
-    assert 0.010 < again.pass_seconds(2) < 0.014  # between what was measured
-    assert again.pass_seconds(8) > 0.014  # and beyond it
+    for rows in 50 * [1, 2, 4, 8]:
+        costs.learn(None, 0, rows, 0.0, 1.0)
+        costs.learn(None, 0, 8 * rows, 0.0, 0.2 * 8 * rows, sequences=8)
+    controller = Controller({"mtp": 4}, costs, plain_first=0)
+    controller.decide(4)
+    assert controller.current.arm == "mtp"
+    controller.decide(4, others=7)
+    assert controller.current.arm is None

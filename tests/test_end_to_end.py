@@ -15,7 +15,8 @@ from forerun.language_model import LanguageModel
 
 JSON_KEYS = {
     "text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted", "seconds",
-    "tokens_per_second", "draft", "guaranteed", "seed",
+    "tokens_per_second", "draft", "guaranteed", "seed", "arms", "tokens_per_round", "accepted_per_position",
+    "seconds_saved",
 }  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def test_json_has_every_key_and_arms_agree(folder: Path, capsys: pytest.CaptureF
         assert set(answer) >= JSON_KEYS
         assert answer["tokens"] == answers[0]["tokens"] and answer["text"] == answers[0]["text"]
         assert answer["guaranteed"] is True and answer["seed"] == 11
-        assert set(answer["seconds"]) == {"load", "prefill", "decode"}
+        assert set(answer["seconds"]) == {"load", "prefill", "decode", "draft", "verify"}
     assert answers[2]["accepted"] > 0
 
 

@@ -108,7 +108,7 @@ def test_a_trained_head_is_often_right(floats: Trio) -> None:
         machine = mtp_engine(floats.target, head)
         for prompt in prompts(3):
             (answer,) = run(machine, request(prompt, draft="mtp"))
-            assert answer.counters.arms.get("mtp", 0) > 0
+            assert "mtp" in answer.counters.arms
             assert answer.counters.accepted > answer.counters.drafted / 2
 
 

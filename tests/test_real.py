@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 
 import forerun
 from forerun.language_model import LanguageModel
-from forerun.response import Response
+from forerun.response import Chunk, Response
 from forerun.weights.find import find
 
 pytestmark = pytest.mark.real
@@ -60,18 +61,29 @@ def options(index: int, temperature: float) -> dict[str, Any]:
     return {"max_tokens": LENGTH, "temperature": temperature, "seed": index, **PROCESSORS[index % len(PROCESSORS)]}
 
 
-def compare(model: LanguageModel, prompts: list[tuple[int, str]], temperatures: list[float]) -> dict[str, int]:
-    """All arms on all prompts; drafts accepted by arm."""
+def compare(
+    model: LanguageModel, prompts: list[tuple[int, str]], temperatures: list[float], together: bool = False
+) -> dict[str, int]:
+    """All arms on all prompts, one after another or together in a batch; drafts accepted by arm."""
     accepted = {"lookup": 0, "model": 0, "mtp": 0, "auto": 0}
     for index, prompt in prompts:
         for temperature in temperatures:
-            plain = forerun.generate(model, prompt, draft="off", **options(index, temperature))
-            for arm in accepted:
-                other = forerun.generate(model, prompt, draft=arm, **options(index, temperature))
+            settings = options(index, temperature)
+            plain = forerun.generate(model, prompt, draft="off", **settings)
+            answers = [forerun.stream(model, prompt, draft=arm, **settings) for arm in accepted] if together else []
+            for number, arm in enumerate(accepted):
+                other = last(answers[number] if together else forerun.stream(model, prompt, draft=arm, **settings))
                 assert other.tokens == plain.tokens, f"{arm} at temperature {temperature} changed {prompt!r}"
                 assert other.text == plain.text and other.guaranteed
                 accepted[arm] += other.accepted
     return accepted
+
+
+def last(generation: Iterable[Chunk]) -> Response:
+    """The answer of a generation, which may advance together with others."""
+    *_, chunk = generation
+    assert chunk.response is not None
+    return chunk.response
 
 
 CASES = list(enumerate(PROMPTS))
@@ -90,7 +102,7 @@ def test_six_prompts_full_precision(float32: LanguageModel) -> None:
 @pytest.mark.parametrize("precision", ["int8", "float32"])
 def test_fifty_prompts_all_arms(precision: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(precision)
-    assert min(compare(model, CASES, TEMPERATURES).values()) > 0
+    assert min(compare(model, CASES, TEMPERATURES, together=True).values()) > 0
 
 
 def test_alone_and_in_a_batch(int8: LanguageModel) -> None:
@@ -100,11 +112,7 @@ def test_alone_and_in_a_batch(int8: LanguageModel) -> None:
         wanted.append((prompt, {"draft": arm, **options(index, TEMPERATURES[index % 3])}))
     alone = [forerun.generate(int8, prompt, **settings) for prompt, settings in wanted]
     running = [forerun.stream(int8, prompt, **settings) for prompt, settings in wanted]
-    together: list[Response] = []
-    for generation in running:  # iterating one advances them all
-        *_, last = generation
-        assert last.response is not None
-        together.append(last.response)
+    together = [last(generation) for generation in running]  # iterating one advances them all
     assert [r.tokens for r in together] == [r.tokens for r in alone]
     assert [r.text for r in together] == [r.text for r in alone]
 

@@ -308,9 +308,9 @@ def test_the_built_in_model_agrees_with_transformers(tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    from forerun.weights.find import _built_in_file
+    from forerun.weights.find import built_in_file
 
-    file = _built_in_file("smollm2")
+    file = built_in_file("smollm2")
     checkpoint = open_checkpoint(convert_gguf(file, tmp_path))
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(AutoConfig.for_model(**checkpoint.config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class Machine:
     dtype: torch.dtype
     quantize: bool
     kernels: Kernels
+    graphs: bool = False  # passes are described on the device and replayed from captured graphs
 
     def describe(self) -> str:
         """Precision in a word."""
@@ -39,15 +41,24 @@ def plan_machine(device: str, dtype: str, quantize: str) -> Machine:
     if where.type == "cpu":
         return _cpu(where, dtype, quantize)
     if quantize == "int8":
-        raise ForerunError(f"int8 weights are not supported on {where.type} yet: use --quantize none")
+        raise ForerunError(f"int8 weights are not supported on {where.type}: use --quantize none (bfloat16)")
     precision = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
+    if where.type == "cuda" and triton_works():
+        from forerun.kernels.cuda import CudaKernels
+
+        return Machine(where, precision, False, CudaKernels(where), graphs=True)
+    # Apple GPUs, and CUDA without Triton: the slow, obvious bodies.
     return Machine(where, precision, False, ReferenceKernels())
+
+
+def triton_works() -> bool:
+    """Triton comes with torch for CUDA on Linux; elsewhere it may be missing."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        # The CPU has fast bodies of its own; a GPU so far runs the reference ones, and only when asked for.
-        return torch.device("cpu")
+        return torch.device("cuda" if torch.cuda.is_available() and triton_works() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:

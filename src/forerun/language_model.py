@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -11,7 +11,10 @@ import torch
 
 from forerun.device import Machine
 from forerun.engine.controller import Controller
+from forerun.engine.cost_file import CostFile
+from forerun.engine.costs import CostTable
 from forerun.engine.engine import Engine
+from forerun.engine.kinds import kind_of
 from forerun.engine.probe import ProbeResult
 from forerun.engine.request import AcceptChoice, DraftChoice, Request
 from forerun.engine.sequence import Sequence as Running
@@ -42,6 +45,7 @@ class LanguageModel:
     head_warnings: list[str] = field(
         default_factory=list
     )  # for requests that leave the drafter to forerun, or ask for mtp
+    cost_file: CostFile | None = None  # where what rounds cost is kept for the next run
 
     def start(
         self,
@@ -96,12 +100,26 @@ class LanguageModel:
             draft=cast(DraftChoice, draft),
             draft_tokens=None if draft_tokens == "auto" else cast(int, draft_tokens),
             accept=cast(AcceptChoice, accept),
+            kind=kind_of(tokens, self._text(prompt)) if draft == "auto" else "",
         )
         if draft == "auto" and (max_tokens is None or max_tokens >= WORTH_MEASURING):
             with torch.inference_mode():
                 self.engine.warm_up()
         sequence = self.engine.submit(request, AnswerText(self.tokenizer, tokens, stops))
         return Generation(self, sequence, progress or NullProgress())
+
+    def _text(self, prompt: Prompt) -> str:
+        """What a prompt says, in whatever form it came."""
+        if isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt[0], Mapping):
+            return "\n".join(message["content"] for message in cast(Sequence[Mapping[str, str]], prompt))
+        return str(self.tokenizer.decode(prompt))
+
+    def keep_costs(self) -> None:
+        """Leave what was learned about this machine for the next run."""
+        if self.cost_file is not None and self.engine.costs.known:
+            self.cost_file.write(self.engine.costs.proportions())
 
 
 class Generation:
@@ -151,6 +169,7 @@ class Generation:
             raise self.sequence.error
         tail = self.sequence.sink.flush() if self.sequence.finish_reason != "cancelled" else ""
         self._text.append(tail)
+        self.model.keep_costs()
         response = self.response()
         return Chunk(tail, None, False, self.sequence.finish_reason, response)
 
@@ -173,14 +192,16 @@ class Generation:
                 "load": self.model.load_seconds,
                 "prefill": counters.prefill_seconds,
                 "decode": counters.decode_seconds,
+                "draft": counters.draft_seconds,
+                "verify": counters.decode_seconds - counters.draft_seconds,
             },
             tokens_per_second=decoded / counters.decode_seconds if counters.decode_seconds else 0.0,
             draft=drafting_arm(sequence),
             guaranteed=self.model.probe.guaranteed and sequence.request.same_tokens,
             seed=sequence.request.sampling.seed,
-            arms=dict(counters.arms),
+            arms={arm: replace(use) for arm, use in counters.arms.items()},
             per_position=[list(pair) for pair in counters.per_position],
-            seconds_saved=sequence.policy.saved if isinstance(sequence.policy, Controller) else None,
+            seconds_saved=seconds_saved(sequence, self.model.engine.costs),
             warnings=[
                 *(self.model.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
                 *sequence.warnings,
@@ -218,10 +239,20 @@ class Generation:
 
 def drafting_arm(sequence: Running) -> str:
     """The arm that drafted most, or the one that would have; "off" when there is none."""
-    drafted = {arm: rounds for arm, rounds in sequence.counters.arms.items() if arm != "plain"}
+    drafted = {arm: use.rounds for arm, use in sequence.counters.arms.items() if arm != "plain"}
     if drafted:
         return max(drafted, key=lambda arm: drafted[arm])
     return sequence.arms[0] if sequence.arms else "off"
+
+
+def seconds_saved(sequence: Running, costs: CostTable) -> float | None:
+    """Against plain decoding, by its rounds in this process; None where nothing was drafted or none was measured."""
+    counters = sequence.counters
+    if not sequence.arms or not costs.plain_measured:
+        return None
+    if isinstance(sequence.policy, Controller):
+        return sequence.policy.saved
+    return (counters.rounds + counters.accepted) * costs.pass_seconds(1) - counters.decode_seconds
 
 
 def collect(generation: Generation) -> Response:

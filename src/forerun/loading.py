@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,10 @@ from forerun.draft.lookup import Lookup
 from forerun.draft.model import ModelDrafter
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
+from forerun.engine.cost_file import CostFile, machine_facts
+from forerun.engine.device_round import DeviceRounds
 from forerun.engine.engine import CHUNK, HINTS, Engine
+from forerun.engine.graphs import GraphedTarget
 from forerun.engine.probe import ProbeResult, probe
 from forerun.engine.request import MAX_DEPTH
 from forerun.errors import ForerunError
@@ -25,10 +31,13 @@ from forerun.language_model import LanguageModel
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
+from forerun.models.layers.rows import Target
 from forerun.progress import NullProgress, Progress
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 from forerun.weights.find import find
+from forerun.weights.fingerprint import fingerprint
 from forerun.weights.heads import find_head
+from forerun.weights.home import forerun_home
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 PAGE = 64  # tokens per page
@@ -55,10 +64,12 @@ def load_model(
     with ThreadPoolExecutor(1) as beside:  # importing transformers takes as long as packing and probing
         reading = beside.submit(load_tokenizer, folder)
         checkpoint = open_checkpoint(folder)
-        decoder = build(checkpoint, machine.kernels, machine.device, machine.dtype, progress)
-        context = context_size(decoder, max_context)
-        pool = make_pool(decoder, context)
-        result = run_probe(decoder, pool, progress)
+        with enough_memory(checkpoint, machine):
+            decoder = build(checkpoint, machine.kernels, machine.device, machine.dtype, progress)
+            context = context_size(decoder, max_context)
+            pool = make_pool(decoder, context, machine)
+        target = graphed(decoder, pool, context) if machine.graphs else None
+        result = run_probe(decoder, pool, progress, target)
         tokenizer = reading.result()
     vocab = min(len(tokenizer), decoder.config.vocab)
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
@@ -67,6 +78,8 @@ def load_model(
     heads = load_head(head, checkpoint, decoder, vocab)
     if heads.head is not None:
         drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab)
+    facts = {"model": fingerprint(checkpoint), "head": str(head), "draft model": str(draft_model)}
+    cost_file = CostFile(forerun_home() / "costs", machine_facts(machine.device, machine.describe()) | facts)
     engine = Engine(
         decoder,
         pool,
@@ -75,6 +88,9 @@ def load_model(
         context=context,
         max_width=result.widest,
         unavailable={} if heads.missing is None else {"mtp": heads.missing},
+        proportions=cost_file.read(),
+        target=target,
+        device=None if target is None else whole_rounds(target, drafters, vocab),
     )
     return LanguageModel(
         engine=engine,
@@ -84,6 +100,7 @@ def load_model(
         probe=result,
         load_seconds=time.perf_counter() - began,
         head_warnings=heads.warnings,
+        cost_file=cost_file,
     )
 
 
@@ -101,11 +118,11 @@ def context_size(decoder: Decoder, wanted: int | None) -> int:
     return wanted
 
 
-def make_pool(decoder: Decoder, context: int) -> PagePool:
+def make_pool(decoder: Decoder, context: int, machine: Machine) -> PagePool:
     """Pages for several full contexts, as far as a share of the free memory goes."""
     tokens = SEQUENCES * (context + MAX_DEPTH)
     memory = int(free_memory(decoder.device) * CACHE_SHARE)
-    pool = PagePool.within(decoder.config, tokens, PAGE, memory, decoder.dtype, decoder.device)
+    pool = PagePool.within(decoder.config, tokens, PAGE, memory, decoder.dtype, decoder.device, machine.graphs)
     if pool is None:
         raise ForerunError(
             "there is not enough free memory for a key/value cache: close programs or use a smaller model"
@@ -123,7 +140,9 @@ def load_drafter(
     decoder = load_decoder(folder, machine, progress)
     if decoder.config.context < context:
         context = decoder.config.context
-    return ModelDrafter(decoder, make_pool(decoder, context), min(vocab, decoder.config.vocab), CHUNK)
+    if machine.graphs:
+        decoder.rope.reserve(context + 2 * (MAX_DEPTH + 1))
+    return ModelDrafter(decoder, make_pool(decoder, context, machine), min(vocab, decoder.config.vocab), CHUNK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +179,42 @@ def load_head(wish: str | Path | None, checkpoint: Checkpoint, decoder: Decoder,
 def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int) -> MtpDrafter:
     """A drafter with a cache for as many tokens as the target's, and a target that shows what the head looks at."""
     decoder.taps = head.taps
-    own = PagePool(head.block.layout, 1, pool.count, pool.page, decoder.dtype, decoder.device)
+    if pool.on_device:  # whose kernels look angles up and cannot make the table grow
+        head.block.rope.reserve(decoder.config.context + 2 * (MAX_DEPTH + 1))
+    layout = head.block.layout
+    own = PagePool(layout, 1, pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device)
     return MtpDrafter(head, own, vocab, CHUNK)
 
 
-def run_probe(decoder: Decoder, pool: PagePool, progress: Progress) -> ProbeResult:
-    """The exactness probe, through the code that will serve."""
+def run_probe(decoder: Decoder, pool: PagePool, progress: Progress, target: Target | None = None) -> ProbeResult:
+    """The exactness probe, through the code that will serve: `target`, or the decoder itself."""
     with progress.task("checking exactness", None), torch.inference_mode():
-        return probe(decoder, pool, PROBED_WIDTHS)
+        return probe(decoder, pool, PROBED_WIDTHS, target)
+
+
+def graphed(decoder: Decoder, pool: PagePool, context: int) -> GraphedTarget:
+    """Imported here: Triton is only where a GPU is."""
+    from forerun.engine.on_device import graphed_target
+
+    return graphed_target(decoder, pool, context)
+
+
+def whole_rounds(target: GraphedTarget, drafters: dict[str, Drafter], vocab: int) -> DeviceRounds:
+    """See `graphed`."""
+    from forerun.engine.on_device import device_rounds
+
+    return device_rounds(target, drafters, vocab)
+
+
+@contextmanager
+def enough_memory(checkpoint: Checkpoint, machine: Machine) -> Iterator[None]:
+    """Out of memory becomes a line that says what would fit."""
+    free = free_memory(machine.device)
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        needed = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names()) * machine.dtype.itemsize
+        raise ForerunError(
+            f"{checkpoint.path} needs about {needed / 2**30:.1f} GiB for its weights and the GPU has "
+            f"{free / 2**30:.1f} GiB free: free some, use a smaller model, or use --device cpu"
+        ) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from forerun.engine.sequence import ArmUse
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -18,19 +20,30 @@ class Response:
     rounds: int  # target passes after the prompt
     drafted: int
     accepted: int
-    seconds: dict[str, float]  # load, prefill, decode
+    seconds: dict[str, float]  # load, prefill, decode; draft and verify are parts of decode
     tokens_per_second: float  # decoding only
     draft: str  # the arm that drafted, or "off"
     guaranteed: bool  # same tokens as plain decoding, as checked when the model was loaded
     seed: int
-    arms: dict[str, int] = field(default_factory=dict)  # rounds of each arm, "plain" among them
+    arms: dict[str, ArmUse] = field(default_factory=dict)  # rounds, drafts and seconds of each; "plain" among them
     per_position: list[list[int]] = field(default_factory=list)  # [drafts that reached a position, accepted there]
     seconds_saved: float | None = None  # against plain decoding, by plain rounds measured in this process
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens a target pass gave; the first token, which comes out of the prompt, is not counted."""
+        return 1 + self.accepted / self.rounds if self.rounds else 0.0
+
+    @property
+    def accepted_per_position(self) -> list[float]:
+        """Of the drafts made for a position, the share that was accepted together with all before it."""
+        return [accepted / drafted for drafted, accepted in self.per_position]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return asdict(self)
+        more = {"tokens_per_round": self.tokens_per_round, "accepted_per_position": self.accepted_per_position}
+        return asdict(self) | more
 
 
 @dataclass(frozen=True, slots=True)

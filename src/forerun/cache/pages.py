@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from forerun.cache.device_recurrent import DeviceStates
 from forerun.cache.recurrent import SlotContents, StateSlots
 from forerun.kernels.interface import DeltaLayout, HeadLayout, LayerPages, Span, SpanState
 
@@ -45,19 +46,19 @@ class PagePool:
         page: int,
         dtype: torch.dtype,
         device: torch.device,
-        states: StateSlots | None = None,
+        states: StateSlots | DeviceStates | None = None,
+        on_device: bool = False,
     ) -> None:
+        """`on_device`: passes are described on the device, as a `Grid`; rows that nobody keeps go to a spare page."""
         assert page & (page - 1) == 0, "attention halves pages"
         self.page, self.count, self.device, self.states = page, pages, device, states
-        keys = (pages, layout.kv_heads, layout.size, page)
-        values = (pages, layout.kv_heads, page, layout.size)
-        self.layers = [
-            LayerPages(
-                torch.empty(keys, dtype=dtype, device=device),
-                torch.empty(values, dtype=dtype, device=device),
-            )
-            for _ in range(layers)
-        ]
+        self.on_device = on_device
+        every = pages + on_device
+        self._keys = torch.empty(layers, every, layout.kv_heads, layout.size, page, dtype=dtype, device=device)
+        self._values = torch.empty(layers, every, layout.kv_heads, page, layout.size, dtype=dtype, device=device)
+        self.layers = [LayerPages(*both) for both in zip(self._keys, self._values, strict=True)]
+        if on_device:
+            self._keys[:, pages], self._values[:, pages] = 0, 0
         self._free = list(reversed(range(pages)))  # the lowest number is handed out first
 
     @classmethod
@@ -69,27 +70,47 @@ class PagePool:
         dtype: torch.dtype,
         device: torch.device,
         slots: int = MAX_SLOTS,
+        on_device: bool = False,
     ) -> PagePool:
         """A pool for a model: pages for its attention layers, and slots when it has recurrent ones."""
-        states = None if shape.delta is None else StateSlots(shape.delta, shape.recurrent_layers, slots, device)
-        return cls(shape.layout, shape.attention_layers, pages, page, dtype, device, states)
+        kind = DeviceStates if on_device else StateSlots
+        states = None if shape.delta is None else kind(shape.delta, shape.recurrent_layers, slots, device)
+        return cls(shape.layout, shape.attention_layers, pages, page, dtype, device, states, on_device)
 
     @classmethod
     def within(
-        cls, shape: CacheShape, tokens: int, page: int, memory: int, dtype: torch.dtype, device: torch.device
+        cls,
+        shape: CacheShape,
+        tokens: int,
+        page: int,
+        memory: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_device: bool = False,
     ) -> PagePool | None:
         """A pool for up to `tokens` tokens in up to `memory` bytes; None when that is too little to run at all."""
         slots = 0
         if shape.delta is not None:
-            each = StateSlots.bytes_per_slot(shape.delta, shape.recurrent_layers)
-            slots = min(MAX_SLOTS, int(memory * SLOT_SHARE) // each)
-            memory -= slots * each
+            kind = DeviceStates if on_device else StateSlots
+            each = kind.bytes_per_slot(shape.delta, shape.recurrent_layers)
+            slots = min(MAX_SLOTS, int(memory * SLOT_SHARE) // each - on_device)
+            memory -= (slots + on_device) * each
             if slots < 2:  # the exactness probe runs two sequences side by side
                 return None
         layout = shape.layout
         per_page = 2 * layout.kv_heads * layout.size * dtype.itemsize * shape.attention_layers * page
         pages = min(tokens // page, memory // per_page)
-        return cls.for_model(shape, pages, page, dtype, device, slots) if pages >= 2 else None
+        return cls.for_model(shape, pages, page, dtype, device, slots, on_device) if pages >= 2 else None
+
+    @property
+    def spare_page(self) -> int:
+        """Where a device writes what nobody keeps."""
+        return self.count
+
+    @property
+    def spare_slot(self) -> int:
+        """The recurrent state of lanes that idle."""
+        return 0 if self.states is None else self.states.count
 
     @property
     def free_slots(self) -> int:
@@ -109,9 +130,10 @@ class PagePool:
         """Hand out zeroed pages: what an old owner left (NaN above all) must not reach a new one."""
         assert count <= self.free, "the scheduler hands out pages only when they are free"
         taken = [self._free.pop() for _ in range(count)]
-        for layer in self.layers:
-            layer.keys[taken] = 0
-            layer.values[taken] = 0
+        if not self.on_device:  # the kernels of a device mask what is not there
+            for layer in self.layers:
+                layer.keys[taken] = 0
+                layer.values[taken] = 0
         return taken
 
     def give_back(self, pages: list[int]) -> None:
@@ -172,11 +194,15 @@ class SequenceCache:
         self.pages = pages
         self.table = torch.tensor(pages, dtype=torch.int32, device=self.pool.device)
 
-    def span(self, start: int, count: int) -> Span:
+    def span(self, start: int, count: int, prefill: bool = False) -> Span:
         """The next `count` rows of this sequence, at row `start` of a pass."""
-        if self.pool.states is not None:
+        states = self.pool.states
+        if states is not None:
             assert self.slot is not None, "grow comes first"
-            self._pass = self.pool.states.span(self.slot, count)
+            if isinstance(states, DeviceStates) and not prefill:
+                self._pass = states.decode_span(self.slot)
+            else:
+                self._pass = states.span(self.slot, count)
         return Span(start, count, self.length, self.table, self._pass)
 
     def commit(self, count: int) -> None:
@@ -186,6 +212,16 @@ class SequenceCache:
             assert self._pass is not None, "a commit follows a pass"
             self.pool.states.commit(self._pass, count)
             self._pass = None
+        self.length += count
+
+    def committed(self, count: int, by_device: int) -> None:
+        """A device has kept `by_device` of the rows it wrote, without us; `count` of them are to stay."""
+        states = self.pool.states
+        if isinstance(states, DeviceStates):
+            assert self.slot is not None
+            states.committed(self.slot)
+            if count != by_device:
+                states.kept[self.slot].fill_(count)
         self.length += count
 
     def rewind(self, length: int) -> None:

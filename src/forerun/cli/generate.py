@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.explanation import print_explanation
 from forerun.cli.options import (
     DRAFT_PANEL,
     MODEL_PANEL,
+    OUTPUT_PANEL,
     PROMPT_PANEL,
     SAMPLING_PANEL,
     Acceptance,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 JSON_KEYS = (
     *("text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
     *("seconds", "tokens_per_second", "draft", "guaranteed", "seed"),
+    *("arms", "tokens_per_round", "accepted_per_position", "seconds_saved"),
 )
 
 
@@ -150,6 +153,10 @@ def generate(
     dtype: Dtype = Precision.auto,
     quantize: Quantize = Quantization.auto,
     max_context: MaxContext = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="A table on stderr: what each arm did.", rich_help_panel=OUTPUT_PANEL),
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -169,8 +176,6 @@ def generate(
         "suppress": parse_suppress(suppress or []),
         "seed": seed,
     }
-    if draft is DraftKind.auto and draft_model is not None:
-        draft = DraftKind.model  # who names a draft model wants it used
     options = sampling | {
         "system": system,
         "raw": raw,
@@ -203,6 +208,8 @@ def generate(
     if as_json:
         _print_json(response)
     _report(response, model, quiet=quiet or as_json, sampled=temperature > 0, rejection=accept is Acceptance.rejection)
+    if explain:
+        print_explanation(response)
     if not finished:
         raise KeyboardInterrupt
 

@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from forerun import __version__
+from forerun.cli.bench import bench
 from forerun.cli.check import check
 from forerun.cli.convert import convert
 from forerun.cli.generate import generate
@@ -47,6 +48,7 @@ def build_app() -> typer.Typer:
     app.callback(invoke_without_command=True)(_overview)
     app.command()(generate)
     app.command()(check)
+    app.command()(bench)
     app.command()(convert)
     app.command()(train_head)
     return app

@@ -53,9 +53,10 @@ class Lookup:
         """One draft per want, empty where the end of the text has no earlier twin."""
         return [Draft(self.draft(want.sequence_id, want.depth), None) for want in wants]
 
-    def ready(self, sequence_id: int) -> bool:
-        """Does the end of the text have an earlier twin?"""
-        return self._catch_up(sequence_id).match.length >= self._minimum_match
+    def ready(self, sequence_id: int) -> int:
+        """How long an earlier twin the end of the text has; 0 when it is too short to count."""
+        length = self._catch_up(sequence_id).match.length
+        return length if length >= self._minimum_match else 0
 
     def close(self, sequence_id: int) -> None:
         """Forgets the sequence."""

@@ -88,6 +88,23 @@ class MtpDrafter:
                 raise MemoryError("the head's cache is full")
             self._prefill(state)
 
+    def join(self, sequence_id: int, slots: int) -> list[int] | None:
+        """A device takes over: pages for `slots` slots, all committed ones filled in; None when there is no room."""
+        state = self._serve(sequence_id)
+        if not self._make_room(state, slots, [state]):
+            return None
+        self._catch_up([state])
+        if state.cache.length != len(state.tokens) - 1:
+            raise RuntimeError(f"{len(state.tokens)} tokens came with features of {state.fed} positions")
+        return state.cache.pages
+
+    def leave(self, sequence_id: int, length: int) -> None:
+        """The device has filled in the slots before `length`. Its last output is lost: one round has no draft."""
+        state = self._states[sequence_id]
+        state.cache.length = state.fed = length
+        state.last = None
+        state.queue.clear()
+
     def ready(self, sequence_id: int) -> bool:
         return sequence_id in self._states
 
@@ -101,8 +118,11 @@ class MtpDrafter:
         for state in states:
             if state.fed != len(state.tokens) - 1:
                 raise RuntimeError(f"{len(state.tokens)} tokens came with features of {state.fed} positions")
-        # Who has no place now drafts nothing in this round.
-        placed = [self._make_room(s, s.fed + want.depth, states) for s, want in zip(states, wants, strict=True)]
+        # Who has no place now, or no output to go on from, drafts nothing in this round.
+        placed = [
+            (s.ready > 0 or s.last is not None) and self._make_room(s, s.fed + want.depth, states)
+            for s, want in zip(states, wants, strict=True)
+        ]
         states = [state for state, has_place in zip(states, placed, strict=True) if has_place]
         if not states:
             return [Draft([], None) for _ in wants]

@@ -62,8 +62,11 @@ class Drafter(Protocol):
         """One draft for each want, in the same order. A draft may be shorter than asked for, or empty."""
         ...
 
-    def ready(self, sequence_id: int) -> bool:
-        """Is there something to draft now? Cheap; called only for a sequence that is open and told everything."""
+    def ready(self, sequence_id: int) -> int:
+        """How much speaks for a draft now; 0: nothing. Cheap; called only for a sequence that was told everything.
+
+        A lookup says how many tokens match, others just whether they can draft.
+        """
         ...
 
     def close(self, sequence_id: int) -> None:

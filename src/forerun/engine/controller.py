@@ -1,87 +1,29 @@
 """Which arm and how deep: the choice that should give most tokens per second, plain decoding always among them.
 
 Expected tokens come from acceptance observed on this sequence, position by position, with a prior from earlier
-requests; expected seconds from rounds measured on this machine (`engine/costs.py`). A losing arm is tried again rarely,
-and each time later.
+requests (`engine/acceptance.py`); expected seconds from rounds measured on this machine (`engine/costs.py`). A losing
+arm is tried again rarely, and each time later. All it looks at is known before a draft is made, so that it may decide
+under `rejection` too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.engine.acceptance import Priors
 from forerun.engine.costs import CostTable
 
-SLOW, FAST = 0.95, 0.7  # weight of what is known when a new observation comes in
-BREAK = 0.45  # when the fast mean is this far from the slow one, the text has changed: believe the fast one
-FADE = 0.97  # weight of what is known of a position after a round that did not reach it
-NEIGHBOUR = 3.0  # observations the position before counts for
-PRIOR_WEIGHT = 2.0  # observations the prior counts for
-LEAD = 1.03  # a challenger must promise this much more than the arm in use
-FIRST_GAP, LAST_GAP = 16, 384  # rounds between trials of arms that are losing
+LEAD = 1.05  # a challenger must promise this much more than the arm in use
+SHORT_GAP, FIRST_GAP, LAST_GAP = 2, 16, 384  # rounds between trials of arms that are losing
 TRIAL = 3  # drafts in a trial, at most
+HOPES = 3  # trials that went well and are soon followed by another
+CLEAR, LAST_PLAIN_GAP = 1.3, 64  # plain decoding is measured again while an arm promises less than this, so often
 NEAR = 0.9  # of the rate of the arm in use: worth another look soon
-OPTIMISM = 0.65  # acceptance expected of an arm nobody has seen yet
-CONTINUES = 0.97  # acceptance at an unseen position, relative to the one before it
 ALLOWANCE, SHARE = 0.8, 0.013  # what may be lost to plain decoding: so many rounds and this share of the time
+STAKE = 0.6  # rounds that one unlucky round may lose beyond that
 
-
-class Rate:
-    """Acceptance at one position, given that all before it were accepted; follows changes of the text."""
-
-    __slots__ = ("_fast", "_hits", "_tries")
-
-    def __init__(self, guess: float, weight: float) -> None:
-        self._hits, self._tries, self._fast = weight * guess, weight, guess
-
-    def add(self, hit: bool) -> None:
-        """One observation."""
-        self._hits = SLOW * self._hits + hit
-        self._tries = SLOW * self._tries + 1
-        self._fast = FAST * self._fast + (1 - FAST) * hit
-
-    def fade(self) -> None:
-        """A round that did not reach this position: what is known grows old."""
-        self._hits *= FADE
-        self._tries *= FADE
-
-    def own(self) -> float:
-        """The expected rate from what was seen here alone."""
-        slow = self._hits / self._tries
-        return self._fast if abs(self._fast - slow) > BREAK else slow
-
-    def value(self, before: float) -> float:
-        """The expected rate; `before`, that of the position before, counts for some observations too."""
-        return (self._hits + NEIGHBOUR * before) / (self._tries + NEIGHBOUR)
-
-
-class Acceptance:
-    """One arm on one sequence, position by position."""
-
-    def __init__(self, prior: list[float]) -> None:
-        self._rates = [Rate(guess, PRIOR_WEIGHT) for guess in prior or [OPTIMISM]]
-
-    def learn(self, drafted: int, accepted: int) -> None:
-        """One round. Positions behind the first rejection were not observed."""
-        observed = min(drafted, accepted + 1)
-        while len(self._rates) < observed:
-            self._rates.append(Rate(OPTIMISM, 0.0))
-        for position, rate in enumerate(self._rates):
-            if position < observed:
-                rate.add(position < accepted)
-            else:
-                rate.fade()
-
-    def expected(self, depth: int) -> float:
-        """Tokens a round of this depth should emit."""
-        tokens, survive = 1.0, 1.0
-        rate = self._rates[0].own()
-        for position in range(depth):
-            if position:
-                before = CONTINUES * rate
-                rate = self._rates[position].value(before) if position < len(self._rates) else before
-            survive *= rate
-            tokens += survive
-        return tokens
+LONG_LOOKUP = "long lookup"
+LONG_MATCH = 5  # tokens: from here on a match is an arm of its own, which overrides what a neural drafter would say
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +33,25 @@ class Decision:
     arm: str | None
     depth: int
 
+    @property
+    def drafter(self) -> str | None:
+        """Who drafts: several arms may share a drafter."""
+        return None if self.arm is None else drafter_of(self.arm)
+
 
 PLAIN = Decision(None, 0)
 
 
-class Priors:
-    """What earlier requests taught about each arm, by kind of request."""
+def drafter_of(arm: str) -> str:
+    """The drafter behind an arm."""
+    return "lookup" if arm == LONG_LOOKUP else arm
 
-    def __init__(self) -> None:
-        self._rates: dict[tuple[str, str], list[tuple[float, float]]] = {}
 
-    def rates(self, arm: str, kind: str) -> list[float]:
-        """Expected acceptance per position."""
-        counts = self._rates.get((arm, kind), [])
-        return [(hits + 2 * OPTIMISM) / (tries + 2) for hits, tries in counts]
-
-    def learn(self, arm: str, kind: str, drafted: int, accepted: int) -> None:
-        """One round of any sequence of this kind."""
-        counts = self._rates.setdefault((arm, kind), [])
-        while len(counts) < drafted:
-            counts.append((0.0, 0.0))
-        for position in range(min(drafted, accepted + 1)):
-            hits, tries = counts[position]
-            counts[position] = (0.99 * hits + (position < accepted), 0.99 * tries + 1)
+def lookup_arm(match: int) -> str | None:
+    """The arm of a lookup by the length of its match."""
+    if match == 0:
+        return None
+    return LONG_LOOKUP if match >= LONG_MATCH else "lookup"
 
 
 class Controller:
@@ -124,68 +62,119 @@ class Controller:
     ) -> None:
         self.arms = arms  # name → greatest depth
         self.costs, self.priors, self.kind = costs, priors or Priors(), kind
-        self.seen = {arm: Acceptance(self.priors.rates(arm, kind)) for arm in arms}
+        self.seen = {arm: self.priors.acceptance(arm, kind) for arm in arms}
         self.current = PLAIN
         self.plain_left = plain_first  # rounds of plain decoding at the start: what all else is compared with
         self.gap = dict.fromkeys(arms, FIRST_GAP)
         self.waited = dict.fromkeys(arms, FIRST_GAP - 3)  # a first look at every arm comes early
+        self.hopes = dict.fromkeys(arms, HOPES)
         self.trial: str | None = None
-        self.limit = 1
+        self.limit, self.others = 1, 0
+        self.plain_gap, self.plain_waited = 2 * SHORT_GAP, 0
+        self.allowance = ALLOWANCE + self.priors.credit(kind)  # rounds that may be lost
         self.saved = 0.0  # seconds gained on plain decoding so far, by its measured cost; negative: lost
         self.spent = 0.0  # seconds in all
 
-    def drop(self, arm: str) -> None:
-        """An arm failed: never choose it again."""
-        self.arms.pop(arm, None)
+    def drop(self, drafter: str) -> None:
+        """A drafter failed: never choose it again."""
+        for arm in [arm for arm in self.arms if drafter_of(arm) == drafter]:
+            del self.arms[arm]
 
-    def decide(self, limit: int, available: dict[str, bool] | None = None) -> Decision:
-        """The next round, at most `limit` drafts deep. `available`: arms that have something to draft now."""
+    def decide(self, limit: int, available: dict[str, bool] | None = None, others: int = 0) -> Decision:
+        """The next round, at most `limit` drafts deep, beside `others` sequences.
+
+        `available`: arms that have something to draft now.
+        """
+        self.limit, self.others = limit, others
         if limit <= 0 or not self.costs.known or self.plain_left > 0 or self._in_debt():
             self.plain_left -= 1
             self.trial = None
             return PLAIN
         usable = [arm for arm in self.arms if available is None or available.get(arm, True)]
-        self.limit = limit
-        best_of = {None: PLAIN} | {arm: self._best(arm) for arm in usable}
-        best = max(best_of.values(), key=self.rate)
-        kept = best_of.get(self.current.arm, PLAIN)
-        self.current = best if self.rate(best) > LEAD * self.rate(kept) else kept
-        return self._maybe_try(usable)
+        choices = {None: (self.plain_rate(), PLAIN)} | {arm: self._best(arm) for arm in usable}
+        rate, best = max(choices.values(), key=lambda choice: choice[0])
+        kept_rate, kept = choices.get(self.current.arm, choices[None])
+        self.current = best if rate > LEAD * kept_rate else kept
+        if self._plain_is_due(rate / choices[None][0]):
+            return PLAIN
+        return self._maybe_try({arm: choices[arm][1].depth for arm in usable})
 
-    def _best(self, arm: str) -> Decision:
-        depths = range(1, min(self.limit, self.arms[arm]) + 1)
-        return max((Decision(arm, depth) for depth in depths), key=self.rate)
+    def plain_rate(self) -> float:
+        """Tokens per second of the whole batch when this sequence decodes plainly."""
+        rows = 1 + self.others
+        return rows / self.costs.pass_seconds(rows, rows)
+
+    def survival(self, decision: Decision) -> list[float]:
+        """Tokens that each draft of a round should add."""
+        return [] if decision.arm is None else self.seen[decision.arm].survival(decision.depth)
+
+    def _best(self, arm: str) -> tuple[float, Decision]:
+        """The depth that gives this arm most tokens per second of the whole batch, of those we can afford to lose."""
+        drafter, sequences = drafter_of(arm), 1 + self.others
+        best, tokens = (0.0, PLAIN), float(sequences)
+        most = self._reserve() + (1 + STAKE) * self.costs.pass_seconds(sequences, sequences)
+        for index, chance in enumerate(self.seen[arm].survival(min(self.limit, self.arms[arm]))):
+            depth = index + 1
+            tokens += chance
+            drafting = self.costs.draft_seconds(drafter, depth) / sequences  # one call drafts for all who want it
+            seconds = self.costs.pass_seconds(sequences + depth, sequences) + drafting
+            if seconds > most:
+                break
+            if tokens > best[0] * seconds:
+                best = (tokens / seconds, Decision(arm, depth))
+        return best
 
     def _in_debt(self) -> bool:
-        return self.saved < -(SHARE * self.spent + ALLOWANCE * self.costs.pass_seconds(1))
+        return self._reserve() < 0
 
-    def rate(self, decision: Decision) -> float:
-        """Expected tokens per second."""
-        if decision.arm is None:
-            return 1 / self.costs.pass_seconds(1)
-        return self.seen[decision.arm].expected(decision.depth) / self.seconds(decision)
+    def _reserve(self) -> float:
+        """Seconds that may still be lost to plain decoding: what was gained so far, and a little more."""
+        return self.saved + SHARE * self.spent + self.allowance * self.costs.pass_seconds(1)
 
-    def seconds(self, decision: Decision) -> float:
-        """Expected seconds of a round."""
-        draft = 0.0 if decision.arm is None else self.costs.draft_seconds(decision.arm, decision.depth)
-        return self.costs.pass_seconds(1 + decision.depth) + draft
+    def _plain_is_due(self, lead: float) -> bool:
+        """What all is measured by is measured again now and then, while it could make a difference."""
+        self.plain_waited = 0 if self.current.arm is None else self.plain_waited + 1
+        if lead > CLEAR or self.plain_waited < self.plain_gap:
+            return False
+        self.plain_waited, self.plain_gap, self.trial = 0, min(LAST_PLAIN_GAP, 2 * self.plain_gap), None
+        return True
 
-    def _maybe_try(self, usable: list[str]) -> Decision:
-        """Now and then run another arm, not deep, to see whether the text has changed."""
+    def _is_due(self, arm: str) -> bool:
+        """Has it waited long enough, and could it win at all?"""
+        if self.waited[arm] < self.gap[arm]:
+            return False
+        deepest, sequences = min(self.limit, self.arms[arm]), 1 + self.others
+        drafting = self.costs.draft_seconds(drafter_of(arm), deepest) / sequences
+        seconds = self.costs.pass_seconds(sequences + deepest, sequences) + drafting
+        return (sequences + deepest) / seconds > self._current_rate()
+
+    def _maybe_try(self, depths: dict[str, int]) -> Decision:
+        """Now and then run another arm, not deep, to see whether the text has changed. `depths`: of usable arms."""
         self.trial = None
         for arm in self.arms:
             self.waited[arm] = 0 if arm == self.current.arm else self.waited[arm] + 1
-        due = [arm for arm in usable if arm != self.current.arm and self.waited[arm] >= self.gap[arm]]
+        due = [arm for arm in depths if arm != self.current.arm and self._is_due(arm)]
         if not due:
             return self.current
         arm = max(due, key=lambda name: self.waited[name])
+        if not depths[arm]:
+            return self.current  # a trial is paid from what is there to lose
         self.waited[arm], self.trial = 0, arm
-        return Decision(arm, min(TRIAL, self._best(arm).depth))
+        return Decision(arm, min(TRIAL, depths[arm]))
+
+    def watch(self, arm: str, drafted: int, accepted: int) -> None:
+        """A draft that was not run, compared with the tokens that came: no trial of its arm is needed."""
+        if arm in self.seen and drafted:
+            self.seen[arm].learn(drafted, accepted)
+            self.priors.learn(arm, self.kind, drafted, accepted)
+            self.waited[arm] = 0
 
     def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:
         """What came of a round that took `seconds` in all."""
         self.spent += seconds
-        self.saved += (1 + accepted) * self.costs.pass_seconds(1) - seconds
+        gain = self._gain(decision, drafted, accepted, seconds)
+        self.saved += gain
+        self.priors.earn(self.kind, gain / self.costs.pass_seconds(1))
         arm = decision.arm
         if arm is None or drafted == 0:
             return
@@ -193,5 +182,24 @@ class Controller:
         self.priors.learn(arm, self.kind, drafted, accepted)
         if arm == self.trial:
             # An arm that comes near the one in use is tried again sooner, any other later.
-            near = accepted > 0 and self.rate(self._best(arm)) > NEAR * self.rate(self.current)
-            self.gap[arm] = max(4, self.gap[arm] // 2) if near else min(LAST_GAP, 2 * self.gap[arm])
+            near = accepted > 0 and self._best(arm)[0] > NEAR * self._current_rate()
+            if accepted == drafted and self.hopes[arm]:
+                self.hopes[arm] -= 1
+                self.gap[arm] = SHORT_GAP  # it might have gone on: find out how far
+            else:
+                self.gap[arm] = max(2 * SHORT_GAP, self.gap[arm] // 2) if near else min(LAST_GAP, 2 * self.gap[arm])
+
+    def _current_rate(self) -> float:
+        return self.plain_rate() if self.current.arm is None else self._best(self.current.arm)[0]
+
+    def _gain(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> float:
+        """Seconds gained on plain decoding; in a batch, what the tokens are worth less what our drafts cost."""
+        if decision.arm is None:
+            return 0.0  # the measure itself
+        if not self.others:
+            return (1 + accepted) * self.costs.pass_seconds(1) - seconds
+        sequences = 1 + self.others
+        plain = self.costs.pass_seconds(sequences, sequences)
+        rows = self.costs.pass_seconds(sequences + drafted, sequences) - plain
+        draft = 0.0 if decision.drafter is None else self.costs.draft_seconds(decision.drafter, drafted)
+        return accepted * plain / sequences - rows - draft / sequences

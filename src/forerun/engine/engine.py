@@ -8,22 +8,26 @@ from itertools import count
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.protocol import Drafter
-from forerun.engine.controller import PLAIN, Controller, Priors
-from forerun.engine.costs import CostTable
+from forerun.engine.acceptance import Priors
+from forerun.engine.budget import cut_drafts
+from forerun.engine.controller import LONG_LOOKUP, PLAIN, Controller, lookup_arm
+from forerun.engine.costs import CostTable, Proportions
+from forerun.engine.device_round import DeviceRounds
 from forerun.engine.following import feed, switch_off, tell, wants_features
 from forerun.engine.policy import DepthPolicy, Policy
 from forerun.engine.request import MAX_DEPTH, Request
 from forerun.engine.round import NOTHING, Turn, run_round, verify
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sequence import Sequence, Status, TextSink
+from forerun.engine.shadow import foresee, judge
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.rows import make_pass
+from forerun.models.layers.rows import Target, make_pass
 from forerun.sample.history import TokenHistory
 from forerun.sample.parameters import SamplingParams
 
 CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
-DEEPEST = {"lookup": MAX_DEPTH, "mtp": 6}  # drafts worth thinking about
+DEEPEST = {"lookup": MAX_DEPTH, LONG_LOOKUP: MAX_DEPTH, "mtp": 6, "model": 8}  # drafts worth thinking about
 HINTS = {
     "lookup": "use --draft off",
     "mtp": "give a head with --head FOLDER (forerun train-head makes one)",
@@ -56,14 +60,19 @@ class Engine:
         max_width: int = MAX_DEPTH + 1,
         chunk: int = CHUNK,
         unavailable: Mapping[str, str] | None = None,
+        proportions: Proportions | None = None,
+        target: Target | None = None,
+        device: DeviceRounds | None = None,
     ) -> None:
-        """`unavailable`: why a drafter that a user may ask for is not among `drafters`."""
+        """`unavailable`: why a drafter that a user may ask for is not among `drafters`. `proportions`: known costs."""
         self.model, self.pool, self.drafters = model, pool, drafters
+        self.target, self.device = target or model, device  # what runs passes; what runs whole rounds, if anything
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
         self.unavailable = dict(unavailable or {})
         self.scheduler = Scheduler(pool, context, max_sequences)
         self.warm = False
-        self.costs, self.priors = CostTable(), Priors()  # what was learned about this machine and earlier requests
+        self.proportions = proportions
+        self.costs, self.priors = CostTable(proportions), Priors()  # learned about this machine and earlier requests
         self._ids = count()
 
     def submit(self, request: Request, sink: TextSink) -> Sequence:
@@ -94,9 +103,8 @@ class Engine:
         if request.draft == "off":
             return []
         if request.draft == "auto":
-            # Rejection samples must not hang on what a drafter happens to have: one drafter, chosen beforehand.
-            names: list[str] = [name for name in ("mtp", "lookup") if name in self.drafters]
-            return names[:1] if request.accept == "rejection" or request.draft_tokens is not None else names
+            names: list[str] = [name for name in ("mtp", "model", "lookup") if name in self.drafters]
+            return names if request.draft_tokens is None else names[:1]
         if request.draft not in self.drafters:
             reason = self.unavailable.get(request.draft) or HINTS[request.draft]
             raise ForerunError(f"no {request.draft} drafter is loaded: {reason}")
@@ -104,12 +112,14 @@ class Engine:
 
     def _policy(self, request: Request, arms: list[str]) -> Policy:
         """Measured time decides when the user leaves it to us; otherwise the one arm, as deep as told."""
-        if request.draft == "auto" and request.accept == "coupled" and request.draft_tokens is None:
-            deepest = {name: min(DEEPEST[name], self.max_width - 1) for name in arms}
+        if request.draft == "auto" and request.draft_tokens is None:
+            choices = [*arms, LONG_LOOKUP] if "lookup" in arms else arms
+            deepest = {name: min(DEEPEST[name], self.max_width - 1) for name in choices}
             return Controller(
                 {name: depth for name, depth in deepest.items() if depth > 0},
                 self.costs,
                 self.priors,
+                request.kind,
                 plain_first=not self.costs.known,
             )
         return DepthPolicy(arms[0] if arms else None, request.draft_tokens)
@@ -120,18 +130,38 @@ class Engine:
         sequence = self.scheduler.prefilling()
         if sequence is not None:
             self._prefill(sequence)
-        turns = [turn for s in self.scheduler.running() if (turn := self._turn(s)) is not None]
+        if self.device is not None and self.device.flight is not None:
+            self._land(go_on=True)
+            return
+        began = time.perf_counter()
+        running = self.scheduler.running()
+        turns = [turn for s in running if (turn := self._turn(s, len(running) - 1)) is not None]
         # Making room for one sequence may have parked another that was already given a turn.
         turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
-        if turns:
-            run_round(turns, self.model, self.drafters, self.vocab, self.costs)
+        if len(turns) > 1:
+            cut_drafts(turns, self.costs)
+        if turns and self.device is not None and self.device.takes(turns):
+            self.device.launch(turns, began)
+            self._land(go_on=True)
+        elif turns:
+            if self.device is not None:
+                self.device.leave()
+            shadows = foresee(turns, self.drafters)
+            run_round(turns, self.target, self.drafters, self.vocab, self.costs, began)
+            judge(shadows)
 
-    def _turn(self, sequence: Sequence) -> Turn | None:
+    def _land(self, go_on: bool) -> None:
+        """Take in the round that is under way on a device, if any; with `go_on` the next one may start at once."""
+        if self.device is not None and self.device.flight is not None:
+            free = go_on and self.scheduler.prefilling() is None
+            self.device.land(self.costs, self.scheduler.running() if free else None)
+
+    def _turn(self, sequence: Sequence, others: int) -> Turn | None:
         """Decide arm and depth, and make sure that all rows have a place in the cache."""
         if sequence.status is not Status.RUNNING:
             return None
         limit = min(sequence.remaining - 1, self.max_width - 1)
-        decision = sequence.policy.decide(limit, self._available(sequence))
+        decision = sequence.policy.decide(limit, self._available(sequence), others)
         for wanted in dict.fromkeys((decision, PLAIN)):
             if self.scheduler.make_room(sequence, sequence.cache.length + 1 + wanted.depth):
                 return Turn(sequence, wanted, NOTHING)
@@ -146,9 +176,9 @@ class Engine:
             return
         self.warm = True
         prompt = tuple((31 * n + 5) % self.vocab for n in range(min(24, self.context // 2)))
-        for rounds in (1, 3):
-            self.costs = CostTable()
-            for arm in ("off", *(name for name in ("mtp",) if name in self.drafters)):
+        for rounds in (1, 3 if self.proportions is None else 1):
+            self.costs = CostTable(self.proportions)
+            for arm in ("off", *(name for name in ("mtp", "model") if name in self.drafters)):
                 request = Request(prompt, SamplingParams(), 4 * rounds, draft=arm, draft_tokens=3)  # type: ignore[arg-type]
                 sequence = self.submit(request, Silence())
                 while sequence.status is not Status.FINISHED and sequence.counters.rounds < rounds:
@@ -156,15 +186,19 @@ class Engine:
                 self.release(sequence)
 
     def _available(self, sequence: Sequence) -> dict[str, bool]:
-        """Which of several arms has something to draft now; the question costs too much to ask for one alone."""
-        if len(sequence.arms) < 2:
+        """Which arms have something to draft now. A long match of the lookup is an arm of its own."""
+        if not isinstance(sequence.policy, Controller):
             return {}
         found = {}
         for name in list(sequence.arms):
             drafter = self.drafters[name]
             try:
                 tell(sequence, drafter)
-                found[name] = drafter.ready(sequence.id)
+                ready = drafter.ready(sequence.id)
+                found[name] = ready > 0
+                if name == "lookup":
+                    arm = lookup_arm(ready)
+                    found |= {"lookup": arm == "lookup", LONG_LOOKUP: arm == LONG_LOOKUP}
             except Exception as error:  # noqa: BLE001 - a drafter is allowed to fail; it is reported and left out
                 switch_off(sequence, drafter, error)
         return found
@@ -177,7 +211,7 @@ class Engine:
         stop = min(start + self.chunk - start % self.chunk, len(prompt))
         features = wants_features(sequence, self.drafters)
         batch = make_pass([(cache, list(prompt[start:stop]))], last_only=True, prefill=True, features=features)
-        output = self.model.forward(batch)
+        output = self.target.forward(batch)
         cache.commit(stop - start)
         feed(sequence, self.drafters, output, 0, stop - start)
         if stop == len(prompt):
@@ -189,6 +223,7 @@ class Engine:
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two steps. Its state stays whole: `resume` goes on where it was."""
+        self._land(go_on=False)
         if sequence.status is Status.WAITING:
             self.scheduler.waiting.remove(sequence)
         if sequence.status is not Status.FINISHED:
@@ -213,6 +248,7 @@ class Engine:
 
     def pause(self, sequence: Sequence) -> None:
         """Leave a sequence out of the rounds until `unpause`."""
+        self._land(go_on=False)
         if sequence.status is Status.RUNNING:
             sequence.status = Status.PAUSED
 

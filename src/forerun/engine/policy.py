@@ -15,16 +15,16 @@ MTP_DEPTH = 3
 class Policy(Protocol):
     """Decides how a sequence runs its next round. `Controller` does so by measured time."""
 
-    def decide(self, limit: int, available: dict[str, bool] | None = None) -> Decision:
-        """At most `limit` drafts; `available` tells which arms have something to draft now."""
+    def decide(self, limit: int, available: dict[str, bool] | None = None, others: int = 0) -> Decision:
+        """At most `limit` drafts, beside `others` sequences; `available`: which arms have something to draft now."""
         ...
 
     def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:
         """What came of a round."""
         ...
 
-    def drop(self, arm: str) -> None:
-        """An arm failed: never choose it again."""
+    def drop(self, drafter: str) -> None:
+        """A drafter failed: never choose it again."""
         ...
 
 
@@ -36,14 +36,14 @@ class DepthPolicy:
         self.fixed = fixed
         self._depth = MTP_DEPTH if arm == "mtp" else START
 
-    def decide(self, limit: int, available: dict[str, bool] | None = None) -> Decision:  # noqa: ARG002
+    def decide(self, limit: int, available: dict[str, bool] | None = None, others: int = 0) -> Decision:  # noqa: ARG002
         """The one arm it has, as deep as it thinks best."""
         depth = min(limit, self._depth if self.fixed is None else self.fixed)
         return PLAIN if self.arm is None or depth <= 0 else Decision(self.arm, depth)
 
-    def drop(self, arm: str) -> None:
+    def drop(self, drafter: str) -> None:
         """Go on with plain decoding."""
-        if self.arm == arm:
+        if self.arm == drafter:
             self.arm = None
 
     def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:  # noqa: ARG002

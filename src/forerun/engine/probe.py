@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
+from forerun.cache.recurrent import RECORDED
 from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import Matrix
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.rows import make_pass
+from forerun.models.layers.rows import Target, make_pass
 
 HUGE = 2.0**18  # pairs of +HUGE and −HUGE cancel exactly only in one order of summation
 
@@ -59,13 +60,13 @@ def product_keeps_bits(kernels: Kernels, matrix: Matrix, width: int, device: tor
     return all(torch.equal(kernels.linear(x[r : r + 1], matrix, prefill=False)[0], together[r]) for r in range(width))
 
 
-def probe(model: Decoder, pool: PagePool, widths: list[int]) -> ProbeResult:
-    """Try every width in `widths`, products on cancelling pairs first and then the whole model."""
+def probe(model: Decoder, pool: PagePool, widths: list[int], target: Target | None = None) -> ProbeResult:
+    """Try every width in `widths`, products on cancelling pairs first and then the whole model as `target` runs it."""
     kernels, widths, results = model.kernels, sorted(widths), []
     matrices = list({matrix.shape: matrix for matrix in model.matrices()}.values())
     cache, neighbour = SequenceCache(pool), SequenceCache(pool)
     try:
-        walk = Walk(model, cache, neighbour, rows=widths[-1])
+        walk = Walk(target or model, model.config.vocab, cache, neighbour, rows=widths[-1])
         for width in widths:
             same = all(product_keeps_bits(kernels, m, width, model.device, model.dtype) for m in matrices)
             results.append((width, same and walk.keeps_bits(width)))
@@ -78,17 +79,17 @@ def probe(model: Decoder, pool: PagePool, widths: list[int]) -> ProbeResult:
 class Walk:
     """A sequence that goes one token at a time over the border of a page, and again in wide passes beside another."""
 
-    def __init__(self, model: Decoder, cache: SequenceCache, neighbour: SequenceCache, rows: int) -> None:
+    def __init__(self, model: Target, vocab: int, cache: SequenceCache, neighbour: SequenceCache, rows: int) -> None:
         self.model, self.cache, self.neighbour = model, cache, neighbour
-        vocab = model.config.vocab
         self.start = max(1, cache.pool.page - rows // 2)
         self.tokens = [(31 * n + 5) % vocab for n in range(self.start + rows)]
         cache.grow(len(self.tokens))
         neighbour.grow(rows + 3)
-        step(model, [cache], [self.tokens[: self.start]])
+        for start in range(0, self.start, RECORDED):  # as many rows as a decode pass may have
+            step(model, [cache], [self.tokens[start : min(start + RECORDED, self.start)]])
         step(model, [neighbour], [[7 % vocab] * 3])
         self.marks = cache.snapshot(), neighbour.snapshot()
-        self.alone = torch.cat([step(model, [cache], [[token]]) for token in self.tokens[self.start :]])
+        self.alone = torch.cat([step(model, [cache], [[token]]).clone() for token in self.tokens[self.start :]])
 
     def keeps_bits(self, width: int) -> bool:
         """Rows of one wide pass against the same rows one by one; lengths in the pass are mixed, places vary."""
@@ -111,7 +112,7 @@ class Walk:
         return torch.equal(step(self.model, [self.cache], [self.tokens[place : place + 1]])[0], self.alone[kept])
 
 
-def step(model: Decoder, caches: list[SequenceCache], tokens: list[list[int]], keep: int | None = None) -> Tensor:
+def step(model: Target, caches: list[SequenceCache], tokens: list[list[int]], keep: int | None = None) -> Tensor:
     """One decode pass, logits of all its rows; `keep` of each sequence's rows are committed, or all."""
     work = list(zip(caches, tokens, strict=True))
     logits = model.forward(make_pass(work, last_only=False)).logits

@@ -28,6 +28,7 @@ class Request:
     draft: DraftChoice = "auto"
     draft_tokens: int | None = None  # None: the engine decides
     accept: AcceptChoice = "coupled"
+    kind: str = ""  # of work, as `engine/kinds.py` guesses it
 
     def __post_init__(self) -> None:
         if not self.prompt:

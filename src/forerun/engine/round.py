@@ -13,8 +13,7 @@ from forerun.engine.costs import CostTable
 from forerun.engine.following import feed, switch_off, tell, wants_features
 from forerun.engine.sequence import Sequence
 from forerun.errors import ForerunError
-from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.rows import Output, make_pass
+from forerun.models.layers.rows import Output, Target, make_pass
 from forerun.sample.acceptance import accept_coupled, accept_rejection
 from forerun.sample.choose import choose, probabilities
 from forerun.sample.row import Row
@@ -45,9 +44,10 @@ class Turn:
         ]
 
 
-def run_round(turns: list[Turn], model: Decoder, drafters: dict[str, Drafter], vocab: int, costs: CostTable) -> None:
-    """Run one round; every sequence ends it consistent, whatever its drafter did."""
-    began = time.perf_counter()
+def run_round(
+    turns: list[Turn], model: Target, drafters: dict[str, Drafter], vocab: int, costs: CostTable, began: float
+) -> None:
+    """Run one round; every sequence ends it consistent, whatever its drafter did. `began`: when deciding on it did."""
     propose(turns, drafters, vocab)
     drafting = time.perf_counter() - began
     output = forward(turns, model, features=any(wants_features(turn.sequence, drafters) for turn in turns))
@@ -58,12 +58,11 @@ def run_round(turns: list[Turn], model: Decoder, drafters: dict[str, Drafter], v
     took = time.perf_counter() - began
     rows = sum(turn.width for turn in turns)
     if len(turns) == 1:  # what a drafter costs is known only when it drafted for one
-        costs.learn(turns[0].decision.arm, len(turns[0].draft.tokens), rows, drafting, took - drafting)
+        costs.learn(turns[0].decision.drafter, len(turns[0].draft.tokens), rows, drafting, took - drafting)
     else:
-        costs.learn(None, 0, rows, 0.0, took - drafting)
+        costs.learn(None, 0, rows, 0.0, took - drafting, sequences=len(turns))
     for turn in turns:
-        turn.sequence.counters.decode_seconds += took
-        turn.sequence.counters.draft_seconds += drafting
+        turn.sequence.counters.spend(took, drafting)
     for turn, accepted in taken:
         turn.sequence.policy.learn(turn.decision, len(turn.draft.tokens), accepted, took)
 
@@ -71,7 +70,7 @@ def run_round(turns: list[Turn], model: Decoder, drafters: dict[str, Drafter], v
 def propose(turns: list[Turn], drafters: dict[str, Drafter], vocab: int) -> None:
     """Ask each drafter once for all its sequences. One that fails costs speed, never a wrong token."""
     for name, drafter in drafters.items():
-        mine = [turn for turn in turns if turn.decision.arm == name and turn.decision.depth > 0]
+        mine = [turn for turn in turns if turn.decision.drafter == name and turn.decision.depth > 0]
         if not mine:
             continue
         try:
@@ -103,14 +102,13 @@ def sensible(draft: Draft, depth: int, vocab: int) -> Draft:
     return Draft(tokens, None if draft.probabilities is None else draft.probabilities[: len(tokens)])
 
 
-def forward(turns: list[Turn], model: Decoder, features: bool) -> Output:
+def forward(turns: list[Turn], model: Target, features: bool) -> Output:
     """The target pass over all rows of all sequences."""
-    start = 0
-    for turn in turns:
-        turn.start = start
-        start += turn.width
     work = [(turn.sequence.cache, [turn.sequence.pending, *turn.draft.tokens]) for turn in turns]
-    return model.forward(make_pass(work, last_only=False, features=features))
+    batch = make_pass(work, last_only=False, features=features)
+    for index, turn in enumerate(turns):
+        turn.start = batch.start(index)
+    return model.forward(batch)
 
 
 def verify(turns: list[Turn], output: Output, vocab: int) -> list[tuple[Turn, tuple[int, int]]]:

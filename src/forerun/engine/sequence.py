@@ -46,6 +46,16 @@ class Emission:
 
 
 @dataclass(slots=True)
+class ArmUse:
+    """What one arm did for a generation."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
 class Counters:
     """What a generation cost and gained."""
 
@@ -55,21 +65,30 @@ class Counters:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0  # part of decode_seconds
-    arms: dict[str, int] = field(default_factory=dict)  # rounds of each arm, "plain" among them
+    arms: dict[str, ArmUse] = field(default_factory=dict)  # "plain" among them
     per_position: list[list[int]] = field(default_factory=list)  # [drafts that reached a position, accepted there]
+    _last: ArmUse = field(default_factory=ArmUse)  # the arm of the latest round
 
     def count(self, arm: str | None, drafted: int, accepted: int) -> None:
         """One round."""
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
-        name = "plain" if drafted == 0 else arm or "plain"
-        self.arms[name] = self.arms.get(name, 0) + 1
+        self._last = self.arms.setdefault("plain" if drafted == 0 else arm or "plain", ArmUse())
+        self._last.rounds += 1
+        self._last.drafted += drafted
+        self._last.accepted += accepted
         while len(self.per_position) < drafted:
             self.per_position.append([0, 0])
         for position in range(drafted):
             self.per_position[position][0] += 1
             self.per_position[position][1] += position < accepted
+
+    def spend(self, seconds: float, drafting: float) -> None:
+        """What the round just counted took in all, and for its drafts."""
+        self.decode_seconds += seconds
+        self.draft_seconds += drafting
+        self._last.seconds += seconds
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from forerun.kernels import compiled
 from forerun.kernels.cpu_recurrent import RecurrentCpu
-from forerun.kernels.interface import HeadLayout, LayerPages, Span
+from forerun.kernels.interface import HeadLayout, LayerPages, Rows, on_host
 from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix, Weight, round_to_int8
 from forerun.kernels.prefill import prefill_attention
 
@@ -89,23 +89,23 @@ class CpuKernels(RecurrentCpu):
     def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
         compiled.rotate(x.numpy(), first, heads, size, cos.numpy(), sin.numpy())
 
-    def store(self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages) -> None:
+    def store(self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages) -> None:
         rows, keys, values = qkv.numpy(), layer.keys.numpy(), layer.values.numpy()
-        for s in spans:
+        for s in on_host(spans):
             pages = s.pages.numpy()
             columns = layout.key_column, layout.value_column
             compiled.store(rows, *columns, s.start, s.count, s.position, pages, keys, values)
 
     def attention(
-        self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages, window: int, prefill: bool
+        self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages, window: int, prefill: bool
     ) -> Tensor:
         if prefill:
-            (span,) = spans
+            (span,) = on_host(spans)
             return prefill_attention(qkv, layout, span, layer, window).contiguous()
         out = torch.zeros(len(qkv), layout.key_column)
         rows, keys, values, target = qkv.numpy(), layer.keys.numpy(), layer.values.numpy(), out.numpy()
         scale = np.float32(layout.size**-0.5)
-        for s in spans:
+        for s in on_host(spans):
             pages = s.pages.numpy()
             compiled.attend(rows, s.start, s.count, s.position, pages, keys, values, scale, window, target)
         return out

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.kernels import compiled_recurrent as compiled
-from forerun.kernels.interface import Decay, DeltaLayout, Expert, Span
-from forerun.kernels.matrix import Matrix
+from forerun.kernels.composed import Composed
+from forerun.kernels.interface import Decay, DeltaLayout, Experts, Rows, on_host
 
 
-class RecurrentCpu(ABC):
+class RecurrentCpu(Composed):
     """float32 throughout."""
-
-    @abstractmethod
-    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor: ...
-
-    @abstractmethod
-    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
         out = torch.empty_like(x)
         compiled.sigmoid_gate(x.numpy(), gate.numpy(), first, gate.shape[1] - first == 1, out.numpy())
         return out
 
-    def convolve(self, x: Tensor, layout: DeltaLayout, spans: list[Span], layer: int, weight: Tensor) -> Tensor:
+    def convolve(self, x: Tensor, layout: DeltaLayout, spans: Rows, layer: int, weight: Tensor) -> Tensor:
         out = torch.empty(len(x), layout.width)
         rows, taps, target = x.numpy(), weight.numpy(), out.numpy()
-        for s in spans:
+        for s in on_host(spans):
             assert s.state is not None
             mine = s.state.layers[layer]
             inputs, kept = mine.inputs.numpy(), mine.kept.numpy()
@@ -44,7 +36,7 @@ class RecurrentCpu(ABC):
         mixed: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
-        spans: list[Span],
+        spans: Rows,
         layer: int,
         decay: Decay,
         prefill: bool,  # noqa: ARG002 - the sequential routine is fast enough here
@@ -52,7 +44,7 @@ class RecurrentCpu(ABC):
         out = torch.empty(len(mixed), layout.values)
         rows, inputs, target = mixed.numpy(), gates.numpy(), out.numpy()
         rate, bias = decay.rate.numpy(), decay.bias.numpy()
-        for s in spans:
+        for s in on_host(spans):
             assert s.state is not None
             mine = s.state.layers[layer]
             queries = np.empty((s.count, layout.key_column), np.float32)
@@ -76,7 +68,8 @@ class RecurrentCpu(ABC):
         compiled.route(logits.numpy(), ids.numpy(), weights.numpy())
         return ids, weights
 
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: list[Expert], prefill: bool) -> Tensor:
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:
+        assert isinstance(experts, list)
         out = torch.zeros_like(x)
         chosen, factors, target = ids.numpy(), weights.numpy(), out.numpy()
         for number in np.unique(chosen):  # ascending: a row's parts are added in the same order in every pass

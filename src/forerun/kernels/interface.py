@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,11 +113,43 @@ class Span:
 
 
 @dataclass(slots=True)
+class Grid:
+    """Rows of a pass on a GPU: `width` of each sequence, one sequence after another; the host reads none of it.
+
+    Lanes that no sequence uses have the spare page, the spare slot and position 0.
+    """
+
+    width: int
+    position: Tensor  # [sequences] int32: of each sequence's first row
+    table: Tensor  # [sequences, pages] int32; entries past what a sequence holds name the spare page
+    slot: Tensor  # [sequences] int32, in the recurrent state
+    states: Sequence[RecurrentLayer] = ()  # by recurrent layer
+    chunk: Span | None = None  # the one sequence of a prefill pass, as the host knows it
+
+
+@dataclass(slots=True)
 class LayerPages:
     """One layer's keys and values in the page pool."""
 
     keys: Tensor  # [pages, kv heads, head size, page size]
     values: Tensor  # [pages, kv heads, page size, head size]
+
+
+@dataclass(slots=True)
+class Angles:
+    """Rotary embedding: cos and sin [rows, rotated / 2] of the rows of a pass; for a `Grid`, of all positions."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(slots=True)
+class HeadNorms:
+    """RMS norms of each head's queries and keys: the factors [head size] float32."""
+
+    queries: Tensor
+    keys: Tensor
+    eps: float
 
 
 @dataclass(slots=True)
@@ -133,6 +166,24 @@ class Expert:
 
     gate_up: Matrix  # [2 · inner, hidden], gate first
     down: Matrix  # [hidden, inner]
+
+
+@dataclass(slots=True)
+class Stacked:
+    """All experts of a layer in two tensors."""
+
+    gate_up: Tensor  # [experts, 2 · inner, hidden], gate first
+    down: Tensor  # [experts, hidden, inner]
+
+
+Experts = list[Expert] | Stacked
+Rows = list[Span] | Grid  # where the rows of a pass are: as the host knows it, or on a device
+
+
+def on_host(spans: Rows) -> list[Span]:
+    """For bodies that run where the host can read."""
+    assert isinstance(spans, list), "this body works on the host's view of a pass"
+    return spans
 
 
 class Kernels(Protocol):
@@ -156,28 +207,43 @@ class Kernels(Protocol):
         """[rows, in] → [rows, out]."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """[rows, width] → [rows, width], computed in float32."""
+    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool) -> Tensor:
+        """before + linear(x)."""
         ...
 
-    def head_norm(self, x: Tensor, first: int, heads: int, weight: Tensor, eps: float) -> None:
-        """RMS norm in place of `heads` heads starting at column `first`."""
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+        """silu_mul(linear(x))."""
+        ...
+
+    def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
+        """linear(x) in float32, by the routine of decoding in prefill too: a prefill's last row is one row."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """[rows, width] → [rows, width], computed in float32."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[rows, 2·width] → silu(first half) · second half."""
         ...
 
-    def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
-        """Rotary embedding in place; cos and sin [rows, rotated/2]."""
-        ...
+    def place(
+        self,
+        qkv: Tensor,
+        layout: HeadLayout,
+        spans: Rows,
+        layer: LayerPages,
+        angles: Angles,
+        norms: HeadNorms | None,
+    ) -> None:
+        """Norms of the heads of queries and keys, their rotary embedding, and all rows' keys and values to their pages.
 
-    def store(self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages) -> None:
-        """Write the keys and values of all rows into the pages of their sequences."""
+        In place: what `attention` reads of qkv are the queries.
+        """
         ...
 
     def attention(
-        self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages, window: int, prefill: bool
+        self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages, window: int, prefill: bool
     ) -> Tensor:
         """[rows, layout.width] → [rows, heads · size]; window 0 means all keys before the row."""
         ...
@@ -186,7 +252,7 @@ class Kernels(Protocol):
         """x [rows, width] · sigmoid of columns `first` and following of gate; a gate with one column left is shared."""
         ...
 
-    def convolve(self, x: Tensor, layout: DeltaLayout, spans: list[Span], layer: int, weight: Tensor) -> Tensor:
+    def convolve(self, x: Tensor, layout: DeltaLayout, spans: Rows, layer: int, weight: Tensor) -> Tensor:
         """silu of a causal convolution per channel of x's first columns: [rows, layout.width]; weight [window, width].
 
         Takes part in `Span.state`: see `RecurrentLayer`.
@@ -198,7 +264,7 @@ class Kernels(Protocol):
         mixed: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
-        spans: list[Span],
+        spans: Rows,
         layer: int,
         decay: Decay,
         prefill: bool,
@@ -218,6 +284,10 @@ class Kernels(Protocol):
         """The `top` largest of each row, largest first, and their softmax: ids [rows, top] int64, weights float32."""
         ...
 
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: list[Expert], prefill: bool) -> Tensor:
+    def pack_experts(self, experts: list[Expert]) -> Experts:
+        """The experts of a layer the way `experts` wants them."""
+        ...
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:
         """Σ weight · expert(row) over the experts of each row, in ascending order of their ids."""
         ...

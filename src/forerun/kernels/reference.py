@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.interface import HeadLayout, LayerPages, Span
+from forerun.kernels.interface import HeadLayout, LayerPages, Rows, Span, on_host
 from forerun.kernels.matrix import (
     DIGIT,
     FloatMatrix,
@@ -84,11 +84,11 @@ class ReferenceKernels(RecurrentReference):
         turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
         part[..., : 2 * half] = turned.to(x.dtype)
 
-    def store(self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages) -> None:
+    def store(self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages) -> None:
         page = layer.values.shape[2]
         keys = qkv[:, layout.key_column : layout.value_column].unflatten(1, (layout.kv_heads, layout.size))
         values = qkv[:, layout.value_column : layout.width].unflatten(1, (layout.kv_heads, layout.size))
-        for span in spans:
+        for span in on_host(spans):
             at = torch.arange(span.position, span.position + span.count, device=qkv.device)
             pages, slots = span.pages[at // page].long(), at % page
             rows = slice(span.start, span.start + span.count)
@@ -96,13 +96,13 @@ class ReferenceKernels(RecurrentReference):
             layer.values[pages, :, slots] = values[rows]
 
     def attention(
-        self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages, window: int, prefill: bool
+        self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages, window: int, prefill: bool
     ) -> Tensor:
         if prefill:
-            (span,) = spans
+            (span,) = on_host(spans)
             return prefill_attention(qkv, layout, span, layer, window)
         out = torch.zeros(len(qkv), layout.key_column, dtype=qkv.dtype, device=qkv.device)
-        for span in spans:
+        for span in on_host(spans):
             for offset in range(span.count):
                 row = span.start + offset
                 out[row] = self._attend_row(qkv[row], layout, span, layer, span.position + offset + 1, window)

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.interface import Decay, DeltaLayout, Expert, RecurrentLayer, Span
-from forerun.kernels.matrix import Matrix
+from forerun.kernels.composed import Composed
+from forerun.kernels.interface import Decay, DeltaLayout, Experts, RecurrentLayer, Rows, on_host
 from forerun.kernels.prefill import chunked_delta_rule
 
 L2_EPS = 1e-6
 
 
-class RecurrentReference(ABC):
+class RecurrentReference(Composed):
     """One row at a time, in float32."""
-
-    @abstractmethod
-    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor: ...
-
-    @abstractmethod
-    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
         rows = zip(x.split(1), gate[:, first:].split(1), strict=True)
         return torch.cat([(row.float() * mine.float().sigmoid()).to(x.dtype) for row, mine in rows])
 
-    def convolve(self, x: Tensor, layout: DeltaLayout, spans: list[Span], layer: int, weight: Tensor) -> Tensor:
+    def convolve(self, x: Tensor, layout: DeltaLayout, spans: Rows, layer: int, weight: Tensor) -> Tensor:
         out = torch.empty(len(x), layout.width, dtype=x.dtype, device=x.device)
         past = layout.window - 1
-        for span in spans:
+        for span in on_host(spans):
             assert span.state is not None
             slot, mine, staged = span.state.slot, span.state.layers[layer], span.state.staged
             inputs = mine.inputs[slot]
@@ -54,13 +46,13 @@ class RecurrentReference(ABC):
         mixed: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
-        spans: list[Span],
+        spans: Rows,
         layer: int,
         decay: Decay,
         prefill: bool,
     ) -> Tensor:
         out = torch.empty(len(mixed), layout.values, dtype=mixed.dtype, device=mixed.device)
-        for span in spans:
+        for span in on_host(spans):
             assert span.state is not None
             slot, mine, staged = span.state.slot, span.state.layers[layer], span.state.staged
             for row in mine.record[slot, : int(mine.kept[1, slot])]:
@@ -99,7 +91,8 @@ class RecurrentReference(ABC):
             weights.append(largest[:top].softmax(-1))
         return torch.stack(ids), torch.stack(weights)
 
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: list[Expert], prefill: bool) -> Tensor:
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:
+        assert isinstance(experts, list)
         out = torch.zeros_like(x, dtype=torch.float32)
         for number in ids.unique().tolist():  # ascending
             rows, places = (ids == number).nonzero(as_tuple=True)

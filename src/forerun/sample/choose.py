@@ -4,7 +4,8 @@ Bias, suppression, grammar mask; repetition penalty (prompt and answer); presenc
 temperature; top-k; top-p; min-p; then argmax(l + T·g) with keyed Gumbel noise g, or the plain argmax at temperature 0.
 Ties go to the lower id, at a cut as well. A pure function of a row's logits and its `Row`.
 
-Two bodies choose the same tokens, to the bit: `compiled` (numba, CPU) and `reference` (torch, any device).
+Three bodies choose the same tokens, to the bit: `compiled` (numba, CPU), `device` (Triton, GPU) and `reference` (torch,
+any device).
 """
 
 import functools
@@ -28,11 +29,22 @@ def compiled_body() -> ModuleType | None:
     return compiled
 
 
+@functools.cache
+def device_body() -> ModuleType | None:
+    """The Triton body, or None where triton is missing."""
+    try:
+        from forerun.sample import device
+    except ImportError:
+        return None
+    return device
+
+
 def _body(logits: torch.Tensor, rows: Sequence[Row], vocab: int) -> ModuleType:
     assert logits.ndim == 2 and len(logits) == len(rows), "one row of logits [R, V] per Row"
     assert 0 < vocab <= min(logits.shape[1], LARGEST_VOCABULARY)
-    compiled = compiled_body() if logits.device.type == "cpu" else None
-    return reference if compiled is None else compiled
+    bodies = {"cpu": compiled_body, "cuda": device_body}
+    body = bodies.get(logits.device.type, lambda: None)()
+    return reference if body is None else body
 
 
 def choose(logits: torch.Tensor, rows: Sequence[Row], vocab: int) -> list[int]:

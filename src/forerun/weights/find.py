@@ -28,7 +28,7 @@ def find(model: str, *, progress: Progress | None = None, offline: bool | None =
     if not model.strip() or "\0" in model:
         raise ForerunError("no model given: name a folder, a GGUF file, a hub id (org/name) or a built-in model")
     if model in BUILT_IN:
-        return convert_gguf(_built_in_file(model), forerun_home(), progress)
+        return convert_gguf(built_in_file(model), forerun_home(), progress)
     path = Path(model).expanduser()
     if _exists(path):
         return _from_path(path, progress)
@@ -57,7 +57,7 @@ def _from_path(path: Path, progress: Progress) -> Path:
     raise ForerunError(f"{path} is a file of another kind: give a model folder or a .gguf file")
 
 
-def _built_in_file(name: str) -> Path:
+def built_in_file(name: str) -> Path:
     """The GGUF file inside the package, which is located but never imported."""
     package, install = BUILT_IN[name]
     spec = importlib.util.find_spec(package)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.kernels.interface import Kernels, LayerPages
+from forerun.kernels.interface import Angles, HeadNorms, Kernels, LayerPages
 from forerun.kernels.matrix import Matrix, Weight, join
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.rows import Pass
@@ -20,8 +20,7 @@ class Layer:
 
     input_norm: Tensor  # [hidden]
     qkv: Matrix
-    query_norm: Tensor | None  # [head size]
-    key_norm: Tensor | None
+    head_norms: HeadNorms | None
     output: Matrix
     post_norm: Tensor  # [hidden]
     gate_up: Matrix
@@ -30,42 +29,16 @@ class Layer:
 
 
 def run_layer(
-    kernels: Kernels,
-    config: DecoderConfig,
-    layer: Layer,
-    x: Tensor,
-    batch: Pass,
-    pages: LayerPages,
-    cos: Tensor,
-    sin: Tensor,
+    kernels: Kernels, config: DecoderConfig, layer: Layer, x: Tensor, batch: Pass, pages: LayerPages, angles: Angles
 ) -> Tensor:
     """[rows, hidden] → [rows, hidden]; keys and values of every row are written to its sequence's pages."""
-    normed = kernels.rms_norm(x, layer.input_norm, config.eps)
-    x = x + _attention(kernels, config, layer, normed, batch, pages, cos, sin)
-    normed = kernels.rms_norm(x, layer.post_norm, config.eps)
-    inner = kernels.silu_mul(kernels.linear(normed, layer.gate_up, batch.prefill))
-    return x + kernels.linear(inner, layer.down, batch.prefill)
-
-
-def _attention(
-    kernels: Kernels,
-    config: DecoderConfig,
-    layer: Layer,
-    x: Tensor,
-    batch: Pass,
-    pages: LayerPages,
-    cos: Tensor,
-    sin: Tensor,
-) -> Tensor:
-    layout = config.layout
-    qkv = kernels.linear(x, layer.qkv, batch.prefill)  # [rows, (heads + 2 · kv heads) · size]
-    if layer.query_norm is not None and layer.key_norm is not None:
-        kernels.head_norm(qkv, 0, layout.heads, layer.query_norm, config.eps)
-        kernels.head_norm(qkv, layout.key_column, layout.kv_heads, layer.key_norm, config.eps)
-    kernels.rotate(qkv, 0, layout.heads + layout.kv_heads, layout.size, cos, sin)
-    kernels.store(qkv, layout, batch.spans, pages)
-    out = kernels.attention(qkv, layout, batch.spans, pages, layer.window, batch.prefill)
-    return kernels.linear(out, layer.output, batch.prefill)
+    prefill, spans, layout = batch.prefill, batch.spans, config.layout
+    qkv = kernels.linear(kernels.rms_norm(x, layer.input_norm, config.eps), layer.qkv, prefill)
+    kernels.place(qkv, layout, spans, pages, angles, layer.head_norms)
+    out = kernels.attention(qkv, layout, spans, pages, layer.window, prefill)
+    x = kernels.add_linear(out, layer.output, x, prefill)
+    inner = kernels.gated_linear(kernels.rms_norm(x, layer.post_norm, config.eps), layer.gate_up, prefill)
+    return kernels.add_linear(inner, layer.down, x, prefill)
 
 
 class Loader:
@@ -96,14 +69,14 @@ class Loader:
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         queries, keys = layout.heads * layout.size, layout.kv_heads * layout.size
         hidden, inner = config.hidden, config.intermediate
-        norms: list[Tensor | None] = [None, None]
+        norms: HeadNorms | None = None
         if config.head_norms:
-            norms = [self.vector(f"{attention}{name}.weight", layout.size) for name in ("q_norm", "k_norm")]
+            queries_norm, keys_norm = (self.vector(f"{attention}{n}_norm.weight", layout.size) for n in "qk")
+            norms = HeadNorms(queries_norm, keys_norm, config.eps)
         return Layer(
             input_norm=self.vector(prefix + "input_layernorm.weight", hidden),
             qkv=self.fused(attention, ["q_proj", "k_proj", "v_proj"], [queries, keys, keys], hidden, config.qkv_bias),
-            query_norm=norms[0],
-            key_norm=norms[1],
+            head_norms=norms,
             output=self.fused(attention, ["o_proj"], [hidden], queries, config.output_bias),
             post_norm=self.vector(prefix + "post_attention_layernorm.weight", hidden),
             gate_up=self.fused(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, config.mlp_bias),

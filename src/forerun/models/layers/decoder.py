@@ -39,7 +39,9 @@ class Decoder:
         self._checkpoint = checkpoint
         self.rope = Rope(config.rope, config.layout.size, device)
         loader = Loader(config, kernels, checkpoint, device, dtype)
-        self.embedding = checkpoint.take("model.embed_tokens.weight", (config.vocab, config.hidden)).to(device)
+        self.embedding = embedding_table(
+            checkpoint.take("model.embed_tokens.weight", (config.vocab, config.hidden)), device, dtype
+        )
         self.layers: list[Layer] = []
         with progress.task("loading weights", config.layers + 1) as task, ThreadPoolExecutor(PACKERS) as packers:
             for layer in packers.map(partial(read_layer, loader), range(config.layers)):
@@ -71,18 +73,17 @@ class Decoder:
     def forward(self, batch: Pass) -> Output:
         """Run all rows; keys and values of every row are written to its sequence's pages."""
         kernels, config = self.kernels, self.config
-        cos, sin = self.rope.at(batch.positions, batch.highest)
-        x = self.embedding[batch.tokens].to(self.dtype)  # [rows, hidden]
+        angles = self.rope.angles(batch)
+        x = self.embedding.index_select(0, batch.tokens).to(self.dtype)  # [rows, hidden]
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if batch.features and index in self.taps:
                 tapped[index] = x
-            x = run_layer(kernels, config, layer, x, batch, batch.pages[index], cos, sin)
+            x = run_layer(kernels, config, layer, x, batch, batch.pages[index], angles)
         hidden = kernels.rms_norm(x, self.norm, config.eps)
         wanted = hidden if batch.wanted is None else hidden[batch.wanted]
         features = torch.cat([*(tapped[tap] for tap in self.taps), hidden], dim=1) if batch.features else None
-        # The few rows that get logits always go through the routine of decoding: a prefill's last row is one row.
-        return Output(kernels.linear(wanted, self.head, prefill=False).float(), hidden, features)
+        return Output(kernels.logits(wanted, self.head), hidden, features)
 
     def output_rows(self, ids: Tensor) -> Tensor:
         """Rows [n, hidden] of the output matrix as the checkpoint has them, before they were packed."""
@@ -95,6 +96,11 @@ class Decoder:
     def native_head(self) -> MtpHead | None:
         """The head the checkpoint came with; these families have none."""
         return None
+
+
+def embedding_table(stored: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """On a GPU in the precision of activations; on a CPU as stored, mapped from the file."""
+    return stored.to(device) if device.type == "cpu" else stored.to(device, dtype)
 
 
 def read_layer(loader: Loader, index: int) -> Layer:

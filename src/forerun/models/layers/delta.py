@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from forerun.kernels.interface import Decay, DeltaLayout, HeadLayout, Kernels, LayerPages
+from forerun.kernels.interface import Angles, Decay, DeltaLayout, HeadLayout, HeadNorms, Kernels, LayerPages
 from forerun.kernels.matrix import Matrix
 from forerun.models.layers.rows import Pass
 
@@ -24,15 +24,15 @@ class DeltaMixer:
     output: Matrix  # [hidden, layout.values]
     index: int  # among the recurrent layers
 
-    def forward(self, kernels: Kernels, x: Tensor, batch: Pass, eps: float) -> Tensor:
-        """[rows, hidden] → [rows, hidden]; takes part in the state of each sequence."""
+    def forward(self, kernels: Kernels, x: Tensor, before: Tensor, batch: Pass, eps: float) -> Tensor:
+        """[rows, hidden] → `before` and what it adds; takes part in the state of each sequence."""
         layout, spans = self.layout, batch.spans
         projected = kernels.linear(x, self.project, batch.prefill)
         gates = kernels.linear(x, self.gates, batch.prefill)
         mixed = kernels.convolve(projected, layout, spans, self.index, self.convolution)
         out = kernels.delta_rule(mixed, gates, layout, spans, self.index, self.decay, batch.prefill)
         out = kernels.gated_norm(out, projected, layout.width, self.norm, eps)
-        return kernels.linear(out, self.output, batch.prefill)
+        return kernels.add_linear(out, self.output, before, batch.prefill)
 
     def matrices(self) -> list[Matrix]:
         """All weights."""
@@ -45,23 +45,19 @@ class AttentionMixer:
 
     layout: HeadLayout
     project: Matrix  # [layout.width + layout.key_column, hidden]: queries, keys, values, gates
-    query_norm: Tensor  # [head size], the factor itself
-    key_norm: Tensor
+    head_norms: HeadNorms
     output: Matrix  # [hidden, layout.key_column]
 
     def forward(
-        self, kernels: Kernels, x: Tensor, batch: Pass, pages: LayerPages, eps: float, cos: Tensor, sin: Tensor
+        self, kernels: Kernels, x: Tensor, before: Tensor, batch: Pass, pages: LayerPages, angles: Angles
     ) -> Tensor:
-        """[rows, hidden] → [rows, hidden]; keys and values of every row are written to its sequence's pages."""
+        """[rows, hidden] → `before` and what it adds; every row's keys and values go to its sequence's pages."""
         layout = self.layout
         projected = kernels.linear(x, self.project, batch.prefill)
-        kernels.head_norm(projected, 0, layout.heads, self.query_norm, eps)
-        kernels.head_norm(projected, layout.key_column, layout.kv_heads, self.key_norm, eps)
-        kernels.rotate(projected, 0, layout.heads + layout.kv_heads, layout.size, cos, sin)
-        kernels.store(projected, layout, batch.spans, pages)
+        kernels.place(projected, layout, batch.spans, pages, angles, self.head_norms)
         out = kernels.attention(projected, layout, batch.spans, pages, 0, batch.prefill)
         out = kernels.sigmoid_gate(out, projected, layout.width)
-        return kernels.linear(out, self.output, batch.prefill)
+        return kernels.add_linear(out, self.output, before, batch.prefill)
 
     def matrices(self) -> list[Matrix]:
         """All weights."""

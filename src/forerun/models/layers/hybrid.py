@@ -13,7 +13,7 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import Matrix, Weight
-from forerun.models.layers.decoder import PACKERS, Decoder
+from forerun.models.layers.decoder import PACKERS, Decoder, embedding_table
 from forerun.models.layers.delta import AttentionMixer, DeltaMixer
 from forerun.models.layers.experts import FeedForward
 from forerun.models.layers.hybrid_config import HybridConfig
@@ -67,7 +67,7 @@ class HybridDecoder(Decoder):
         prefix = next((p for p in PREFIXES if checkpoint.has(p + "embed_tokens.weight")), PREFIXES[-1])
         loader = HybridLoader(config, kernels, checkpoint, device, dtype)
         shape = (config.vocab, config.hidden)
-        self.embedding = checkpoint.take(prefix + "embed_tokens.weight", shape).to(device)
+        self.embedding = embedding_table(checkpoint.take(prefix + "embed_tokens.weight", shape), device, dtype)
         self.blocks: list[HybridLayer] = []
         with progress.task("loading weights", config.layers + 1) as task, ThreadPoolExecutor(PACKERS) as packers:
             for block in packers.map(partial(read_block, loader, prefix), range(config.layers)):
@@ -94,24 +94,24 @@ class HybridDecoder(Decoder):
     def forward(self, batch: Pass) -> Output:
         """Run all rows; each sequence's pages and state take part."""
         kernels, eps = self.kernels, self.config.eps
-        cos, sin = self.rope.at(batch.positions, batch.highest)
+        angles = self.rope.angles(batch)
         pages = iter(batch.pages)
-        x = self.embedding[batch.tokens].to(self.dtype)  # [rows, hidden]
+        x = self.embedding.index_select(0, batch.tokens).to(self.dtype)  # [rows, hidden]
         tapped: dict[int, Tensor] = {}
         for index, block in enumerate(self.blocks):
             if batch.features and index in self.taps:
                 tapped[index] = x
             normed = kernels.rms_norm(x, block.input_norm, eps)
             if isinstance(block.mixer, DeltaMixer):
-                x = x + block.mixer.forward(kernels, normed, batch, eps)
+                x = block.mixer.forward(kernels, normed, x, batch, eps)
             else:
-                x = x + block.mixer.forward(kernels, normed, batch, next(pages), eps, cos, sin)
+                x = block.mixer.forward(kernels, normed, x, batch, next(pages), angles)
             normed = kernels.rms_norm(x, block.post_norm, eps)
-            x = x + block.feed_forward.forward(kernels, normed, batch.prefill)
+            x = block.feed_forward.forward(kernels, normed, x, batch.prefill)
         hidden = kernels.rms_norm(x, self.norm, eps)
         wanted = hidden if batch.wanted is None else hidden[batch.wanted]
         features = torch.cat([*(tapped[tap] for tap in self.taps), hidden], dim=1) if batch.features else None
-        return Output(kernels.linear(wanted, self.head, prefill=False).float(), hidden, features)
+        return Output(kernels.logits(wanted, self.head), hidden, features)
 
     def native_head(self) -> MtpHead | None:
         """The head the checkpoint came with; None when it never had one, an error when it was lost or does not fit."""

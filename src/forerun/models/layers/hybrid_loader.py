@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.kernels.interface import Decay, Expert, Kernels
+from forerun.kernels.interface import Decay, Expert, HeadNorms, Kernels
 from forerun.kernels.matrix import Matrix, Weight, join
 from forerun.models.layers.delta import AttentionMixer, DeltaMixer
 from forerun.models.layers.experts import Dense, FeedForward, Sparse
@@ -55,8 +55,11 @@ class HybridLoader:
         return AttentionMixer(
             layout=layout,
             project=self.matrix(both[queries.flatten()], k, v, both[gates.flatten()]),
-            query_norm=self.gain(prefix + "q_norm.weight", layout.size),
-            key_norm=self.gain(prefix + "k_norm.weight", layout.size),
+            head_norms=HeadNorms(
+                self.gain(prefix + "q_norm.weight", layout.size),
+                self.gain(prefix + "k_norm.weight", layout.size),
+                self.config.eps,
+            ),
             output=self.matrix(self.weight(prefix + "o_proj.weight", hidden, layout.key_column)),
         )
 
@@ -90,7 +93,7 @@ class HybridLoader:
         hidden = self.config.hidden
         return Sparse(
             router=self.kernels.float_matrix(self.tensor(prefix + "gate.weight", experts.count, hidden), None),
-            experts=self._experts(prefix + "experts.", experts),
+            experts=self.kernels.pack_experts(self._experts(prefix + "experts.", experts)),
             top=experts.top,
             shared=self._network(prefix + "shared_expert.", experts.shared_inner),
             shared_gate=self.kernels.float_matrix(self.tensor(prefix + "shared_expert_gate.weight", 1, hidden), None),

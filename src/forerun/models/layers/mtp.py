@@ -24,6 +24,8 @@ from forerun.models.layers.rows import Pass
 class HeadBlock(Protocol):
     """The one decoder block of a head, of whatever kind its family has."""
 
+    rope: Rope
+
     @property
     def layout(self) -> HeadLayout:
         """The shape of its keys and values."""
@@ -48,8 +50,8 @@ class PlainBlock:
         return self.config.layout
 
     def forward(self, x: Tensor, batch: Pass) -> Tensor:
-        cos, sin = self.rope.at(batch.positions, batch.highest)
-        return run_layer(self.kernels, self.config, self.layer, x, batch, batch.pages[0], cos, sin)
+        angles = self.rope.angles(batch)
+        return run_layer(self.kernels, self.config, self.layer, x, batch, batch.pages[0], angles)
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ class MtpHead:
         `batch.tokens` are the tokens after each slot, `batch.positions` the slots.
         """
         kernels = self.kernels
-        embedded = self.embedding[batch.tokens].to(hidden.dtype)
+        embedded = self.embedding.index_select(0, batch.tokens).to(hidden.dtype)
         pair = [
             kernels.rms_norm(embedded, self.embedding_norm, self.eps),
             kernels.rms_norm(hidden, self.hidden_norm, self.eps),
@@ -99,4 +101,4 @@ class MtpHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Outputs [rows, hidden] → float32 logits [rows, draft vocabulary]."""
-        return self.kernels.linear(hidden, self.output, prefill=False).float()
+        return self.kernels.logits(hidden, self.output)

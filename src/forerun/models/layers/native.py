@@ -42,11 +42,11 @@ class GatedBlock:
     def forward(self, x: Tensor, batch: Pass) -> Tensor:
         """[rows, hidden] → [rows, hidden]; its keys and values live in `batch.pages[0]`."""
         kernels = self.kernels
-        cos, sin = self.rope.at(batch.positions, batch.highest)
+        angles = self.rope.angles(batch)
         normed = kernels.rms_norm(x, self.input_norm, self.eps)
-        x = x + self.mixer.forward(kernels, normed, batch, batch.pages[0], self.eps, cos, sin)
+        x = self.mixer.forward(kernels, normed, x, batch, batch.pages[0], angles)
         normed = kernels.rms_norm(x, self.post_norm, self.eps)
-        return x + self.feed_forward.forward(kernels, normed, batch.prefill)
+        return self.feed_forward.forward(kernels, normed, x, batch.prefill)
 
 
 def native_head(loader: HybridLoader, embedding: Tensor, output: Matrix, rope: Rope) -> MtpHead | None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
+from forerun.kernels.interface import Angles, Grid
+from forerun.models.layers.rows import Pass
 
 
 def rope_parameters(config: Mapping[str, Any], default_theta: float = 10000.0) -> dict[str, Any]:
@@ -93,3 +95,13 @@ class Rope:
             turned = angles.float()[:, None] * self.inverse
             self.cos, self.sin = turned.cos() * self.amplitude, turned.sin() * self.amplitude
         return self.cos[positions], self.sin[positions]
+
+    def angles(self, batch: Pass) -> Angles:
+        """Of the rows of a pass. A device finds its rows in the table itself, which `reserve` must have filled."""
+        if isinstance(batch.spans, Grid):
+            return Angles(self.cos, self.sin)
+        return Angles(*self.at(batch.positions, batch.highest))
+
+    def reserve(self, positions: int) -> None:
+        """Fill the table up to `positions` now: a captured graph cannot make it grow."""
+        self.at(torch.zeros(0, dtype=torch.long, device=self.inverse.device), positions - 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from forerun.cache.pages import SequenceCache
-from forerun.kernels.interface import LayerPages, Span
+from forerun.kernels.interface import Grid, LayerPages, Rows, Span
 
 
 @dataclass(slots=True)
@@ -16,8 +17,8 @@ class Pass:
     """All rows of one pass: a decode round of many sequences, or one prefill chunk of one sequence."""
 
     tokens: Tensor  # [rows] int64
-    positions: Tensor  # [rows] int64
-    spans: list[Span]
+    positions: Tensor  # [rows] int64; of a `Grid` nobody asks
+    spans: Rows
     pages: list[LayerPages]  # one per layer
     wanted: Tensor | None  # rows whose logits are needed, [n] int64; None = all
     prefill: bool
@@ -26,13 +27,21 @@ class Pass:
     @property
     def highest(self) -> int:
         """The largest position in the pass."""
+        assert isinstance(self.spans, list)
         return max(span.position + span.count for span in self.spans) - 1
+
+    def start(self, index: int) -> int:
+        """The first row of sequence number `index`."""
+        return index * self.spans.width if isinstance(self.spans, Grid) else self.spans[index].start
 
 
 def make_pass(
     work: list[tuple[SequenceCache, list[int]]], *, last_only: bool, prefill: bool = False, features: bool = False
 ) -> Pass:
     """Tokens to feed to each sequence, as one pass. `last_only`: logits after the last token of each sequence."""
+    pool = work[0][0].pool
+    if pool.on_device:
+        return _device_pass(work, last_only, prefill, features)
     tokens: list[int] = []
     positions: list[int] = []
     spans: list[Span] = []
@@ -42,10 +51,41 @@ def make_pass(
         tokens += mine
         positions += range(cache.length, cache.length + len(mine))
         last.append(len(tokens) - 1)
-    pool = work[0][0].pool
     wanted = torch.tensor(last, device=pool.device) if last_only else None
     ids, places = torch.tensor(tokens, device=pool.device), torch.tensor(positions, device=pool.device)
     return Pass(ids, places, spans, pool.layers, wanted, prefill, features)
+
+
+def _device_pass(work: list[tuple[SequenceCache, list[int]]], last_only: bool, prefill: bool, features: bool) -> Pass:
+    """As a `Grid`: shorter sequences get rows that nobody looks at, written where nothing is kept."""
+    pool = work[0][0].pool
+    width = max(len(mine) for _, mine in work)
+    pages = max(pool.pages_for(cache.length + width) for cache, _ in work)
+    ids: list[int] = []
+    spans, slots, last = [], [], []
+    table = []
+    for index, (cache, mine) in enumerate(work):
+        spans.append(cache.span(index * width, len(mine), prefill))
+        ids += mine + [0] * (width - len(mine))
+        held = cache.pages[:pages]
+        table.append(held + [pool.spare_page] * (pages - len(held)))
+        slots.append(pool.spare_slot if cache.slot is None else cache.slot)
+        last.append(index * width + len(mine) - 1)
+
+    def upload(values: object, kind: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=kind).to(pool.device)
+
+    grid = Grid(
+        width,
+        upload([cache.length for cache, _ in work], torch.int32),
+        upload(table, torch.int32),
+        upload(slots, torch.int32),
+        () if pool.states is None else pool.states.layers,
+        spans[0] if prefill else None,
+    )
+    tokens = upload(ids, torch.int64)
+    wanted = upload(last, torch.int64) if last_only else None
+    return Pass(tokens, tokens, grid, pool.layers, wanted, prefill, features)
 
 
 @dataclass(slots=True)
@@ -56,3 +96,11 @@ class Output:
     hidden: Tensor  # [rows, hidden], after the final norm
     # [rows, (taps + 1) · hidden], when the pass asked: inputs of the tapped layers in order, then `hidden`
     features: Tensor | None = None
+
+
+class Target(Protocol):
+    """Whatever runs passes of a model."""
+
+    def forward(self, batch: Pass) -> Output:
+        """Run all rows; keys and values of every row are written to its sequence's pages."""
+        ...

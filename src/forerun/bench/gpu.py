@@ -1,0 +1,278 @@
+"""`make bench-gpu`: how near to the memory limit rounds are on a GPU; the last line is JSON with every cell.
+
+Random weights in the shapes of two real models, and the built-in model.
+Device times are those of captured graphs replayed one after another, medians; wall times are the engine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.bench.random_model import SHAPES, RandomCheckpoint
+from forerun.cache.pages import PagePool
+from forerun.device import plan_machine
+from forerun.draft.protocol import Drafter
+from forerun.engine.engine import Engine, Silence
+from forerun.engine.on_device import device_rounds, graphed_target
+from forerun.engine.request import Request
+from forerun.kernels.gpu.choosing import choose_tokens
+from forerun.kernels.interface import Grid
+from forerun.kernels.matrix import FloatMatrix
+from forerun.loading import attach_head, load_model
+from forerun.models.families import build
+from forerun.models.layers.mtp import MtpHead
+from forerun.models.layers.rows import Pass
+from forerun.progress import NullProgress
+from forerun.sample.parameters import SamplingParams
+
+CONTEXT = 2048
+DRAFT_VOCABULARY = 32768
+PROMPT = 100
+
+
+@dataclass
+class Subject:
+    """A model to measure."""
+
+    name: str
+    engine: Engine
+    head: MtpHead | None
+
+
+def random_subject(name: str) -> Subject:
+    """A model of a real shape; its head drafts from a reduced vocabulary."""
+    machine = plan_machine("cuda", "bfloat16", "none")
+    checkpoint = RandomCheckpoint(SHAPES[name], machine.device)
+    decoder = build(checkpoint, machine.kernels, machine.device, machine.dtype, NullProgress())
+    pool = PagePool.for_model(decoder.config, 400, 64, machine.dtype, machine.device, slots=16, on_device=True)
+    head, drafters, vocab = decoder.native_head(), dict[str, Drafter](), decoder.config.vocab
+    if head is not None:
+        head.vocabulary = torch.arange(DRAFT_VOCABULARY, device=machine.device)
+        head.output = decoder.kernels.matrix(decoder.output_rows(head.vocabulary).to(machine.dtype), None)
+        drafters["mtp"] = attach_head(head, decoder, pool, vocab)
+    target = graphed_target(decoder, pool, CONTEXT)
+    rounds = device_rounds(target, drafters, vocab)
+    engine = Engine(decoder, pool, drafters, vocab=vocab, context=CONTEXT, target=target, device=rounds)
+    return Subject(name, engine, head)
+
+
+def replay_seconds(launch: Callable[[], Any], repeats: int = 30) -> float:
+    """Median device seconds of something launched again and again."""
+    for _ in range(3):
+        launch()
+    torch.cuda.synchronize()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        launch()
+        mark.record()
+    torch.cuda.synchronize()
+    return float(statistics.median(a.elapsed_time(b) for a, b in pairwise(marks))) / 1e3
+
+
+def captured(launch: Callable[[], Any]) -> Callable[[], None]:
+    """As a graph."""
+    launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    return graph.replay
+
+
+def floor(subject: Subject) -> float:
+    """Seconds of all linear layers of one row by cuBLAS, in one graph."""
+    decoder = subject.engine.model
+    matrices = [*decoder.block_matrices(), decoder.head]
+    inputs = {
+        matrix.shape[1]: torch.randn(1, matrix.shape[1], device="cuda", dtype=torch.bfloat16) for matrix in matrices
+    }
+
+    def launch() -> list[Tensor]:
+        return [F.linear(inputs[m.shape[1]], m.weight) for m in matrices if isinstance(m, FloatMatrix)]
+
+    return replay_seconds(captured(launch))
+
+
+def running(engine: Engine, draft: str, depth: int | None, count: int = 1) -> None:
+    """Sequences in the middle of their answers."""
+    for number in range(count):
+        prompt = tuple((31 * n + 7 * number + 5) % engine.vocab for n in range(PROMPT))
+        wish = Request(prompt, SamplingParams(), CONTEXT - PROMPT - 1, draft=draft, draft_tokens=depth)  # type: ignore[arg-type]
+        engine.submit(wish, Silence())
+    while engine.scheduler.waiting or engine.scheduler.prefilling():
+        engine.step()
+    for _ in range(10):
+        engine.step()
+
+
+def stop(engine: Engine) -> None:
+    for sequence in list(engine.scheduler.active):
+        engine.release(sequence)
+
+
+def rounds_of(engine: Engine, draft: str, depth: int | None, steps: int = 200) -> tuple[float, float]:
+    """Wall seconds of a round in the engine, and device seconds of its graph alone."""
+    running(engine, draft, depth)
+    walls = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps // 5):
+            engine.step()
+        walls.append((time.perf_counter() - began) / (steps // 5))
+    device = engine.device
+    assert device is not None
+    engine._land(go_on=False)
+    key = (1, 1 + (depth or 0), draft == "mtp")
+    graph_seconds = replay_seconds(device._graphs[key])
+    stop(engine)
+    return statistics.median(walls), graph_seconds
+
+
+def pass_seconds(engine: Engine, width: int) -> float:
+    """Device seconds of a target pass of one sequence in the middle of its answer."""
+    device, decoder, pool = engine.device, engine.model, engine.pool
+    assert device is not None
+    running(engine, "off", None)
+    engine._land(go_on=False)
+    lanes = device.lanes
+    states = () if pool.states is None else pool.states.layers
+    grid = Grid(width, lanes.position[:1].clone(), lanes.table[:1], lanes.slot[:1], states)
+    tokens = torch.arange(5, 5 + width, device="cuda")
+    seconds = replay_seconds(captured(lambda: decoder.forward(Pass(tokens, tokens, grid, pool.layers, None, False))))
+    stop(engine)
+    return seconds
+
+
+def draft_seconds(subject: Subject) -> float:
+    """Device seconds of one step of the head: block, output matrix, choice."""
+    engine, head = subject.engine, subject.head
+    drafter, device = engine.drafters["mtp"], engine.device
+    assert head is not None and device is not None
+    running(engine, "mtp", 1)
+    engine._land(go_on=False)
+    lanes = device.lanes
+    hidden = torch.randn(1, head.embedding.shape[1], device="cuda", dtype=torch.bfloat16)
+    token, out = torch.tensor([5], device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    bad, place = torch.zeros(1, dtype=torch.int32, device="cuda"), lanes.position[:1].long() + 1
+    grid = Grid(1, lanes.position[:1].clone(), lanes.head_table[:1], lanes.slot[:1])
+    pages = drafter.pool.layers  # type: ignore[attr-defined]
+
+    def launch() -> None:
+        last = head.forward(hidden, Pass(token, token, grid, pages, None, False))
+        logits, vocab = head.logits(last), head.output.shape[0]
+        choose_tokens(logits, vocab, lanes.temperature[:1], lanes.seed[:1], place, out, bad, ids=head.vocabulary)
+
+    seconds = replay_seconds(captured(launch))
+    stop(engine)
+    return seconds
+
+
+def measure(subject: Subject) -> dict[str, float]:
+    """All cells of one model."""
+    engine = subject.engine
+    cells = {"floor_ms": 1e3 * floor(subject)}
+    wall, device = rounds_of(engine, "off", None)
+    cells |= {"plain_ms": 1e3 * device, "plain_wall_ms": 1e3 * wall}
+    cells["plain_over_floor"] = cells["plain_ms"] / cells["floor_ms"]
+    cells["host_share"] = max(0.0, 1 - device / wall)
+    cells["pass_1_ms"], cells["pass_8_ms"] = (1e3 * pass_seconds(engine, width) for width in (1, 8))
+    cells["width_8_over_1"] = cells["pass_8_ms"] / cells["pass_1_ms"]
+    if subject.head is not None:
+        cells["draft_step_ms"] = 1e3 * draft_seconds(subject)
+        cells["draft_step_over_plain"] = cells["draft_step_ms"] / cells["plain_ms"]
+        wall, device = rounds_of(engine, "mtp", 4)
+        cells |= {
+            "mtp_4_ms": 1e3 * device,
+            "mtp_4_wall_ms": 1e3 * wall,
+            "mtp_4_host_share": max(0.0, 1 - device / wall),
+        }
+    return cells
+
+
+def transformers_seconds(config: dict[str, Any] | None, folder: str | None, best: bool) -> float:
+    """Seconds per token of transformers, greedy, one sequence: eager, or with its static cache and compilation."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if folder is not None:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda")
+    else:
+        assert config is not None
+        settings = {name: value for name, value in config.items() if name != "model_type"}
+        kind = AutoConfig.for_model(config["model_type"], **settings)
+        with torch.device("cuda"):
+            model = AutoModelForCausalLM.from_config(kind, dtype=torch.bfloat16)
+    model.eval()
+    prompt = torch.arange(5, 5 + PROMPT, device="cuda")[None]
+    options: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    if best:
+        options["cache_implementation"] = "static"
+
+    def run(tokens: int) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        model.generate(prompt, max_new_tokens=tokens, min_new_tokens=tokens, **options)
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    run(8)
+    if best:
+        run(40)
+    return statistics.median((run(40) - run(8)) / 32 for _ in range(3))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=[*SHAPES, "smollm2"])
+    parser.add_argument("--model", default="smollm2", help="the built-in model, or where its file is")
+    parser.add_argument("--peer", choices=["none", "eager", "best"], default="eager", help="transformers beside it")
+    wish = parser.parse_args()
+    torch.manual_seed(0)
+    table: dict[str, dict[str, float]] = {}
+    with torch.inference_mode():
+        for name in ("Qwen3.5-4B", "Llama-8B", "smollm2"):
+            if wish.only not in (None, name):
+                continue
+            subject = built_in(wish.model) if name == "smollm2" else random_subject(name)
+            cells = table[name] = measure(subject)
+            del subject
+            torch.cuda.empty_cache()
+            for peer in {"none": [], "eager": ["eager"], "best": ["eager", "best"]}[wish.peer]:
+                folder = find_folder(wish.model) if name == "smollm2" else None
+                seconds = transformers_seconds(SHAPES.get(name), folder, peer == "best")
+                cells[f"transformers_{peer}_ms"] = 1e3 * seconds
+                cells[f"versus_transformers_{peer}"] = 1e3 * seconds / cells["plain_wall_ms"]
+                torch.cuda.empty_cache()
+            for cell, value in cells.items():
+                print(f"{name:12} {cell:28} {value:9.4f}", flush=True)
+    print(json.dumps(table))
+
+
+def built_in(model: str) -> Subject:
+    """The real small model with its head."""
+    loaded = load_model(model, device="cuda", max_context=CONTEXT)
+    drafter = loaded.engine.drafters.get("mtp")
+    return Subject("smollm2", loaded.engine, getattr(drafter, "head", None))
+
+
+def find_folder(model: str) -> str:
+    """The folder with the weights as safetensors."""
+    from forerun.weights.find import find
+
+    return str(find(model, progress=NullProgress()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Models of real shapes with random weights: enough to measure time and bits without their checkpoints."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.weights.checkpoint import Checkpoint
+
+QWEN = {
+    "model_type": "qwen3_5_text", "vocab_size": 248320, "head_dim": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "max_position_embeddings": 8192, "mtp_num_hidden_layers": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen3.5-4B": QWEN | {
+        "hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "intermediate_size": 9216, "tie_word_embeddings": True,
+    },
+    "Qwen3.5-35B-A3B": QWEN | {
+        "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
+    },
+    "Llama-8B": {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "rms_norm_eps": 1e-5,
+        "hidden_act": "silu", "max_position_embeddings": 8192, "tie_word_embeddings": False, "rope_theta": 500000.0,
+    },
+}  # fmt: skip
+
+
+class RandomCheckpoint(Checkpoint):
+    """Every tensor that is asked for exists, in the shape that is asked for; a name always gives the same numbers."""
+
+    def __init__(self, config: dict[str, Any], device: torch.device) -> None:
+        self.path, self.config, self.size_bytes = Path("random weights"), config, 0
+        self.device = device
+
+    def names(self) -> set[str]:
+        return {"mtp.fc.weight"} if self.config.get("mtp_num_hidden_layers") else set()
+
+    def has(self, name: str) -> bool:
+        return "experts.0." not in name
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        raise NotImplementedError(name)
+
+    def number_format(self, name: str) -> str:  # noqa: ARG002
+        return "BF16"
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
+        if len(shape) == 1:  # norms: stored as factors by some, as what is added to one by others
+            centre = 0.0 if str(self.config["model_type"]).startswith("qwen3_5") else 1.0
+            return centre + 0.1 * torch.randn(shape, generator=generator, device=self.device)
+        size = 0.5 if name.endswith("conv1d.weight") else shape[-1] ** -0.5
+        return torch.randn(shape, generator=generator, device=self.device, dtype=torch.bfloat16) * size
+
+    def finish(self, ignore: Callable[[str], bool]) -> None:
+        """Nothing can be left over."""

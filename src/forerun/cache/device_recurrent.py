@@ -1,0 +1,134 @@
+"""Recurrent and convolution state on a GPU: the twin of `StateSlots` for passes that the host does not watch.
+
+As there, a decode pass leaves the state alone and records its rows; the next one first replays those that count. How
+many that are is known on the device only, so `kept` lives there, and every pass reads and sets it without the host.
+Rows are recorded in two buffers in turn: programs of one launch read the old rows while others write the new ones.
+Every decode pass must be committed, if with 0 rows: it has moved the state on by the rows it replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.cache.recurrent import RECORDED, SlotContents
+from forerun.kernels.interface import DeltaLayout, RecurrentLayer, SpanState, Staged
+
+
+@dataclass(slots=True)
+class DeviceLayer(RecurrentLayer):
+    """One recurrent layer's state. `state` and `inputs` are as in `RecurrentLayer`, with a spare slot at the end.
+
+    record [2, slots + 1, recorded rows, layout.record]; kept [slots + 1] int32 on the device, shared by all layers.
+    """
+
+    parity: Tensor  # [slots + 1] int32, shared by all layers: the buffer of `record` that holds the last pass
+
+    @property
+    def rows(self) -> int:
+        """The most rows of a decode pass."""
+        return self.record.shape[2]
+
+
+@dataclass(slots=True)
+class DeviceContents(SlotContents):
+    """`kept` is [2]: kept and parity."""
+
+    decoded: bool
+
+
+class DeviceStates:
+    """The state of all sequences, for all recurrent layers; slot number `count` is spare, for lanes that idle."""
+
+    def __init__(self, layout: DeltaLayout, layers: int, slots: int, device: torch.device) -> None:
+        self.layout, self.count, self.device = layout, slots, device
+        every = slots + 1
+        heads = layout.value_heads, layout.key_size, layout.value_size
+        # Each in one piece, so that a slot of all layers is one copy.
+        self._state = torch.zeros(layers, every, *heads, device=device)
+        self._inputs = torch.zeros(layers, every, layout.window - 1 + RECORDED, layout.width, device=device)
+        self._record = torch.zeros(layers, 2, every, RECORDED, layout.record, device=device)
+        self.kept = torch.zeros(every, dtype=torch.int32, device=device)
+        self.parity = torch.zeros(every, dtype=torch.int32, device=device)
+        self.layers = [
+            DeviceLayer(state, inputs, record, self.kept, self.parity)
+            for state, inputs, record in zip(self._state, self._inputs, self._record, strict=True)
+        ]
+        self._free = list(reversed(range(slots)))
+        self._decoded: set[int] = set()  # slots that may have rows to replay
+
+    @staticmethod
+    def bytes_per_slot(layout: DeltaLayout, layers: int) -> int:
+        """Memory one sequence needs; the spare slot needs as much."""
+        state = layout.values * layout.key_size
+        inputs = (layout.window - 1 + RECORDED) * layout.width
+        return 4 * layers * (state + inputs + 2 * RECORDED * layout.record)
+
+    @property
+    def free(self) -> int:
+        """Slots nobody holds."""
+        return len(self._free)
+
+    @property
+    def unowned(self) -> list[int]:
+        """The numbers of free slots."""
+        return list(self._free)
+
+    def take(self) -> int:
+        """Hand out a slot with the state of an empty sequence."""
+        assert self._free, "the scheduler starts a sequence only when a slot is free"
+        slot = self._free.pop()
+        for part in (self._state[:, slot], self._inputs[:, slot], self.kept[slot], self.parity[slot]):
+            part.zero_()
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Take a slot back."""
+        self._free.append(slot)
+        self._decoded.discard(slot)
+
+    def span(self, slot: int, count: int) -> SpanState:
+        """Where the next `count` rows of a prompt find and leave their state."""
+        assert slot not in self._decoded, "a prompt comes before the answer: nothing is left to replay"
+        layout, layers = self.layout, len(self.layers)
+        state = torch.empty(layers, layout.value_heads, layout.key_size, layout.value_size, device=self.device)
+        inputs = torch.empty(layers, layout.window - 1, layout.width, device=self.device)
+        return SpanState(slot, list[RecurrentLayer](self.layers), Staged(count, state, inputs))
+
+    def decode_span(self, slot: int) -> SpanState:
+        """What `commit` wants to see after a decode pass."""
+        return SpanState(slot, list[RecurrentLayer](self.layers), None)
+
+    def commit(self, state: SpanState, count: int) -> None:
+        """Keep `count` rows of the last pass; after a decode pass as `committed` says of the device."""
+        slot, staged = state.slot, state.staged
+        if staged is None:
+            assert 0 <= count <= RECORDED
+            self.kept[slot].fill_(count)
+            self.parity[slot].bitwise_xor_(1)
+            self.committed(slot)
+        elif count:
+            assert count == staged.count, "a prefill pass is committed as a whole"
+            self._state[:, slot] = staged.state
+            self._inputs[:, slot, : self.layout.window - 1] = staged.inputs
+
+    def committed(self, slot: int) -> None:
+        """The device has committed a decode pass by itself: it has set `kept` and flipped `parity`."""
+        self._decoded.add(slot)
+
+    def copy(self, slot: int, device: torch.device) -> DeviceContents:
+        """The contents of a slot, on `device`."""
+        parts = (self._state[:, slot], self._inputs[:, slot], self._record[:, :, slot])
+        copies = (part.to(device, copy=True) for part in parts)
+        kept = torch.stack([self.kept[slot], self.parity[slot]]).to(device)
+        return DeviceContents(list(zip(*copies, strict=True)), kept, slot in self._decoded)
+
+    def put(self, slot: int, contents: SlotContents) -> None:
+        """Bring copied contents back."""
+        assert isinstance(contents, DeviceContents)
+        for layer, (state, inputs, record) in zip(self.layers, contents.layers, strict=True):
+            layer.state[slot], layer.inputs[slot], layer.record[:, slot] = state, inputs, record
+        self.kept[slot], self.parity[slot] = contents.kept
+        (self._decoded.add if contents.decoded else self._decoded.discard)(slot)

@@ -1,0 +1,134 @@
+"""`forerun bench`: what drafting brings on ten kinds of work, with equal texts or no figure at all."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.cli.options import (
+    DRAFT_PANEL,
+    MODEL_PANEL,
+    OUTPUT_PANEL,
+    Device,
+    Dtype,
+    MaxContext,
+    Precision,
+    Quantization,
+    Quantize,
+    Quiet,
+    require_positive,
+)
+from forerun.cli.terminal_progress import terminal_progress
+from forerun.errors import ForerunError
+
+WORK_PANEL = "Work"
+TEMPERATURES = (0.0, 0.8)
+
+
+class Against(StrEnum):
+    """Other engines."""
+
+    transformers = "transformers"
+    llama_cpp = "llama.cpp"
+
+
+def bench(
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", help="Folder, GGUF file, hub id, or built-in name.", rich_help_panel=MODEL_PANEL),
+    ] = "smollm2",
+    workload: Annotated[
+        list[str] | None,
+        typer.Option("--workload", "-w", help="Only this kind of work; repeatable.", rich_help_panel=WORK_PANEL),
+    ] = None,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option("--temperature", "--temp", help="Repeatable; default: 0 and 0.8.", rich_help_panel=WORK_PANEL),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All prompts, not a sample of each kind.", rich_help_panel=WORK_PANEL)
+    ] = False,
+    against: Annotated[
+        list[Against] | None,
+        typer.Option("--against", help="Another engine on the same prompts; repeatable.", rich_help_panel=WORK_PANEL),
+    ] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option("--draft-model", help="A smaller model with the same tokenizer.", rich_help_panel=DRAFT_PANEL),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option("--head", metavar="FOLDER", help="An MTP head for the model.", rich_help_panel=DRAFT_PANEL),
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = Precision.auto,
+    quantize: Quantize = Quantization.auto,
+    max_context: MaxContext = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Bars as a picture.", rich_help_panel=OUTPUT_PANEL),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list on stdout, nothing else.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure plain decoding and every way to draft, interleaved; texts that differ get no speed-up."""
+    require_positive("--max-context", max_context)
+    temperatures = list(dict.fromkeys(temperature)) if temperature else list(TEMPERATURES)
+    for value in temperatures:
+        if not 0 <= value < float("inf"):
+            raise ForerunError(f"--temperature {value}: give 0 or more")
+    if plot is not None:
+        _check_plot(plot)
+
+    from forerun.bench.command import run_bench
+    from forerun.bench.workloads import load_workloads
+
+    load_workloads(workload or ())  # a misspelt name should not cost a model load
+    report = run_bench(
+        model,
+        workloads=workload or (),
+        temperatures=temperatures,
+        full=full,
+        peers=[peer.value for peer in dict.fromkeys(against or ())],
+        loading={
+            "device": device,
+            "dtype": dtype.value,
+            "quantize": quantize.value,
+            "max_context": max_context,
+            "draft_model": draft_model,
+            "head": "auto" if head is None else head,
+        },
+        progress=terminal_progress(quiet),
+    )
+    from forerun.bench.report import print_report, to_data
+
+    if as_json:
+        print(json.dumps(to_data(report.cells), ensure_ascii=False), flush=True)
+    else:
+        from rich.console import Console
+
+        # Without a terminal rich would wrap at 80 columns; whoever reads a pipe wants whole lines.
+        console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
+        print_report(report.cells, report.price, console)
+    if plot is not None:
+        from forerun.bench.plot import draw
+
+        draw(report.cells, plot)
+
+
+def _check_plot(path: Path) -> None:
+    """Found out before a quarter of an hour of measuring, not after it."""
+    from forerun.bench.plot import pyplot
+
+    pyplot()
+    if not path.parent.is_dir():
+        raise ForerunError(f"--plot {path}: there is no folder {path.parent}")
+    if not path.suffix:
+        raise ForerunError(f"--plot {path}: say what kind of picture, for example {path}.png")

@@ -1,0 +1,51 @@
+"""A budget of rows for a pass of many sequences: drafts run where they are most likely to be accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from forerun.engine.controller import PLAIN, Controller, Decision
+from forerun.engine.costs import CostTable
+from forerun.engine.round import Turn
+
+
+def cut_drafts(turns: list[Turn], costs: CostTable) -> None:
+    """Drafts that do not pay in this batch are not made. Depths that users named stay, and so do trials."""
+    if not costs.known:
+        return
+    chances = [_chances(turn) for turn in turns]
+    anyway = sum(1 if mine else 1 + turn.decision.depth for turn, mine in zip(turns, chances, strict=True))
+    depths = share_rows(chances, anyway, lambda rows: costs.pass_seconds(rows, len(turns)))
+    for turn, mine, depth in zip(turns, chances, depths, strict=True):
+        if mine:
+            turn.decision = Decision(turn.decision.arm, depth) if depth else PLAIN
+
+
+def _chances(turn: Turn) -> list[float]:
+    """What each draft of a turn should add; nothing where its depth is not ours to change."""
+    policy = turn.sequence.policy
+    return policy.survival(turn.decision) if isinstance(policy, Controller) and policy.trial is None else []
+
+
+def share_rows(chances: Sequence[Sequence[float]], others: int, seconds: Callable[[int], float]) -> list[int]:
+    """How many of its drafts each sequence gets, for most expected tokens per second of the whole pass.
+
+    `chances[n]`: for each draft that sequence n would like to run, the chance that it is accepted with all before it.
+    `others`: rows that run anyway. `seconds`: of a pass by its rows; where more rows cost nothing, they are filled.
+
+    >>> share_rows([[0.9, 0.8], [0.2, 0.1]], 2, lambda rows: 1 + 0.2 * rows)
+    [2, 0]
+    """
+    # Within a sequence chances fall, so the best offers of all are the first drafts of each.
+    offers = sorted((-chance, place, who) for who, mine in enumerate(chances) for place, chance in enumerate(mine))
+    tokens = float(others)
+    best, taken = tokens / seconds(others), 0
+    for count, (chance, _, _) in enumerate(offers, 1):
+        tokens -= chance
+        rate = tokens / seconds(others + count)
+        if rate >= best:
+            best, taken = rate, count
+    depths = [0] * len(chances)
+    for _, _, who in offers[:taken]:
+        depths[who] += 1
+    return depths

@@ -1,0 +1,104 @@
+"""Work on a device that is launched the same way again and again: captured once as a CUDA graph, then replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from forerun.cache.pages import PagePool
+from forerun.kernels.interface import Grid
+from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.rows import Output, Pass
+
+Result = TypeVar("Result")
+LANES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # sequences a graph is captured for; smaller batches have idle lanes
+
+
+def lanes_for(sequences: int) -> int:
+    """The smallest batch with a graph that holds so many sequences."""
+    return next(count for count in LANES if count >= sequences)
+
+
+class Graphs:
+    """Where captured graphs keep what they compute. They share it: a result is read before the next replay."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def capture(self, launch: Callable[[], Result]) -> Replay[Result]:
+        """`launch` reads and writes static buffers only. It runs once here, so that whatever must compile does."""
+        if self.device.type != "cuda":
+            return Replay(launch, None, None)
+        beside = torch.cuda.Stream(self.device)
+        beside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(beside):
+            launch()
+        torch.cuda.current_stream(self.device).wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = launch()
+        return Replay(launch, graph, result)
+
+
+class Replay(Generic[Result]):
+    """A captured launch; where there are no graphs it is launched anew."""
+
+    def __init__(self, launch: Callable[[], Result], graph: Any, result: Result | None) -> None:
+        self._launch, self._graph, self._result = launch, graph, result
+
+    def __call__(self) -> Result:
+        if self._graph is None:
+            return self._launch()
+        self._graph.replay()
+        assert self._result is not None
+        return self._result
+
+
+class GraphedTarget:
+    """The target on a device: decode passes are replayed from graphs, one per number of lanes and width."""
+
+    def __init__(self, decoder: Decoder, pool: PagePool, graphs: Graphs, pages: int) -> None:
+        """`pages`: the most a sequence may hold."""
+        self.decoder, self.pool, self.graphs = decoder, pool, graphs
+        most, device = LANES[-1], pool.device
+        self.position = torch.zeros(most, dtype=torch.int32, device=device)
+        self.table = torch.full((most, pages), pool.spare_page, dtype=torch.int32, device=device)
+        self.slot = torch.full((most,), pool.spare_slot, dtype=torch.int32, device=device)
+        self._passes: dict[tuple[int, int, bool], tuple[Tensor, Replay[Output]]] = {}
+
+    def forward(self, batch: Pass) -> Output:
+        """As `Decoder.forward`. What comes out is overwritten by the next pass."""
+        grid = batch.spans
+        if batch.prefill or batch.wanted is not None or not isinstance(grid, Grid) or grid.width > 16:
+            return self.decoder.forward(batch)
+        sequences, lanes = len(grid.position), lanes_for(len(grid.position))
+        key = (lanes, grid.width, batch.features)
+        if key not in self._passes:
+            self._idle()
+            self._passes[key] = self._capture(*key)
+        tokens, replay = self._passes[key]
+        self._idle()
+        tokens[: len(batch.tokens)] = batch.tokens
+        self.position[:sequences] = grid.position
+        self.table[:sequences, : grid.table.shape[1]] = grid.table
+        self.slot[:sequences] = grid.slot
+        output, rows = replay(), len(batch.tokens)
+        features = None if output.features is None else output.features[:rows]
+        return Output(output.logits[:rows], output.hidden[:rows], features)
+
+    def _idle(self) -> None:
+        """Nobody's rows: what a capture's first run writes must harm no one."""
+        self.position.zero_()
+        self.table.fill_(self.pool.spare_page)
+        self.slot.fill_(self.pool.spare_slot)
+
+    def _capture(self, lanes: int, width: int, features: bool) -> tuple[Tensor, Replay[Output]]:
+        tokens = torch.zeros(lanes * width, dtype=torch.int64, device=self.pool.device)
+        states = () if self.pool.states is None else self.pool.states.layers
+        grid = Grid(width, self.position[:lanes], self.table[:lanes], self.slot[:lanes], states)
+        batch = Pass(tokens, tokens, grid, self.pool.layers, None, False, features)
+        return tokens, self.graphs.capture(lambda: self.decoder.forward(batch))

@@ -1,0 +1,59 @@
+"""Operations made of others, for bodies that gain nothing from fusing them; a part of `ReferenceKernels`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from forerun.kernels.interface import Angles, Expert, Experts, HeadLayout, HeadNorms, LayerPages, Rows
+from forerun.kernels.matrix import Matrix
+
+
+class Composed(ABC):
+    """One after another."""
+
+    @abstractmethod
+    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor: ...
+
+    @abstractmethod
+    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def head_norm(self, x: Tensor, first: int, heads: int, weight: Tensor, eps: float) -> None:
+        """RMS norm in place of `heads` heads starting at column `first`."""
+
+    @abstractmethod
+    def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
+        """Rotary embedding in place; cos and sin [rows, rotated/2]."""
+
+    @abstractmethod
+    def store(self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages) -> None:
+        """Write the keys and values of all rows into the pages of their sequences."""
+
+    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool) -> Tensor:
+        return before + self.linear(x, matrix, prefill)
+
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+        return self.silu_mul(self.linear(x, matrix, prefill))
+
+    def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
+        return self.linear(x, matrix, prefill=False).float()
+
+    def place(
+        self,
+        qkv: Tensor,
+        layout: HeadLayout,
+        spans: Rows,
+        layer: LayerPages,
+        angles: Angles,
+        norms: HeadNorms | None,
+    ) -> None:
+        if norms is not None:
+            self.head_norm(qkv, 0, layout.heads, norms.queries, norms.eps)
+            self.head_norm(qkv, layout.key_column, layout.kv_heads, norms.keys, norms.eps)
+        self.rotate(qkv, 0, layout.heads + layout.kv_heads, layout.size, angles.cos, angles.sin)
+        self.store(qkv, layout, spans, layer)
+
+    def pack_experts(self, experts: list[Expert]) -> Experts:
+        return experts

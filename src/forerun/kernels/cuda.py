@@ -1,0 +1,152 @@
+"""Bodies for NVIDIA GPUs: Triton kernels with fixed tiles for decode passes, torch's routines for prefill chunks.
+
+Every pass comes as a `Grid`. Nothing here reads device memory on the host, so that a pass can be captured as a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.cache.device_recurrent import DeviceLayer
+from forerun.kernels.gpu import attention as attend
+from forerun.kernels.gpu import experts as mixture
+from forerun.kernels.gpu import norms, recurrent, recurrent_prefill
+from forerun.kernels.gpu.linear import Products
+from forerun.kernels.gpu.placing import place
+from forerun.kernels.interface import (
+    Angles,
+    Decay,
+    DeltaLayout,
+    Expert,
+    Experts,
+    Grid,
+    HeadLayout,
+    HeadNorms,
+    LayerPages,
+    Rows,
+    Stacked,
+)
+from forerun.kernels.matrix import FloatMatrix, Matrix, Rounded, Weight
+from forerun.kernels.prefill import prefill_attention
+
+
+class CudaKernels:
+    """Weights in floating point."""
+
+    name = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        self.products = Products(device)
+        self.device = device
+        self.counters = attend.zero_counters(device, 1 << 16)
+
+    def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
+        return self.float_matrix(weight.float() if isinstance(weight, Rounded) else weight, bias)
+
+    def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+        return FloatMatrix(weight.contiguous(), None if bias is None else bias.contiguous())
+
+    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+        if prefill:
+            return F.linear(x, weight_of(matrix).weight, matrix.bias)
+        return self.products(x, weight_of(matrix))
+
+    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool) -> Tensor:
+        if prefill:
+            return before + self.linear(x, matrix, prefill)
+        return self.products(x, weight_of(matrix), residual=before)
+
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+        if prefill:
+            return norms.silu_mul(self.linear(x, matrix, prefill))
+        return self.products(x, weight_of(matrix), gated=True)
+
+    def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
+        return self.products(x, weight_of(matrix), dtype=torch.float32)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return norms.rms_norm(x, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return norms.silu_mul(gate_up)
+
+    def place(
+        self,
+        qkv: Tensor,
+        layout: HeadLayout,
+        spans: Rows,
+        layer: LayerPages,
+        angles: Angles,
+        norms: HeadNorms | None,
+    ) -> None:
+        queries, keys, eps = (None, None, 0.0) if norms is None else (norms.queries, norms.keys, norms.eps)
+        place(qkv, layout, on_device(spans), layer, angles.cos, angles.sin, queries, keys, eps)
+
+    def attention(
+        self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages, window: int, prefill: bool
+    ) -> Tensor:
+        grid = on_device(spans)
+        if prefill:
+            assert grid.chunk is not None
+            return prefill_attention(qkv, layout, grid.chunk, layer, window).contiguous()
+        return attend.attention(qkv, layout, grid, layer, window, self.counters)
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
+        return norms.sigmoid_gate(x, gate, first)
+
+    def convolve(self, x: Tensor, layout: DeltaLayout, spans: Rows, layer: int, weight: Tensor) -> Tensor:
+        grid = on_device(spans)
+        if grid.chunk is not None:
+            return recurrent_prefill.convolve(x, layout, [grid.chunk], layer, weight)
+        return recurrent.convolve(x, layout, grid, state_of(grid, layer), weight)
+
+    def delta_rule(
+        self,
+        mixed: Tensor,
+        gates: Tensor,
+        layout: DeltaLayout,
+        spans: Rows,
+        layer: int,
+        decay: Decay,
+        prefill: bool,
+    ) -> Tensor:
+        grid = on_device(spans)
+        if prefill:
+            assert grid.chunk is not None
+            return recurrent_prefill.delta_rule(mixed, gates, layout, [grid.chunk], layer, decay)
+        return recurrent.delta_rule(mixed, gates, layout, grid, state_of(grid, layer), decay)
+
+    def gated_norm(self, x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
+        return norms.gated_norm(x, gate, first, weight, eps)
+
+    def route(self, logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        return mixture.route(logits, top)
+
+    def pack_experts(self, experts: list[Expert]) -> Experts:
+        gate_up = torch.stack([weight_of(expert.gate_up).weight for expert in experts])
+        return Stacked(gate_up, torch.stack([weight_of(expert.down).weight for expert in experts]))
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:  # noqa: ARG002
+        assert isinstance(experts, Stacked)
+        return mixture.experts(x, ids, weights, experts.gate_up, experts.down)
+
+
+def on_device(spans: Rows) -> Grid:
+    """Bodies of a device work on its view of a pass."""
+    assert isinstance(spans, Grid)
+    return spans
+
+
+def state_of(grid: Grid, layer: int) -> DeviceLayer:
+    """The state of one recurrent layer."""
+    state = grid.states[layer]
+    assert isinstance(state, DeviceLayer)
+    return state
+
+
+def weight_of(matrix: Matrix) -> FloatMatrix:
+    """All weights are in floating point here."""
+    assert isinstance(matrix, FloatMatrix)
+    return matrix

@@ -1,0 +1,1 @@
+"""Triton bodies for NVIDIA GPUs, one file per kind of operation."""

@@ -1,0 +1,110 @@
+"""Acceptance and commit on the device: how far each lane's drafts agree with what `choose` gave, and the state after.
+
+The host learns of it from one tensor, when it likes; the next pass can start before that.
+"""
+
+import typing
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDEST = 16  # rows of a lane, at most
+
+
+@triton.jit(do_not_specialize=["width"])
+def _accept(
+    tokens: typing.Any,
+    chosen: typing.Any,
+    bad: typing.Any,
+    drafted: typing.Any,
+    live: typing.Any,
+    position: typing.Any,
+    accepted: typing.Any,
+    final: typing.Any,
+    result: typing.Any,
+    slot: typing.Any,
+    kept: typing.Any,
+    parity: typing.Any,
+    width: typing.Any,
+    WIDEST: tl.constexpr,
+) -> None:
+    """One lane."""
+    lane = tl.program_id(0)
+    row = tl.arange(0, WIDEST)
+    known = row < width
+    picked = tl.load(chosen + lane * width + row, mask=known, other=0)
+    broken = tl.load(bad + lane * width + row, mask=known, other=0)
+    running = tl.load(live + lane) != 0
+    # row i has a draft to check, the token of row i + 1, only if one was drafted
+    checked = (row + 1 < width) & (row < tl.load(drafted + lane)) & running
+    fed = tl.load(tokens + lane * width + row + 1, mask=checked, other=0)
+    count = tl.min(tl.where(checked & (picked == fed), WIDEST, row), 0)
+    failed = tl.max(tl.where((row <= count) & running, broken, 0), 0)
+    last = tl.sum(tl.where(row == count, picked, 0), 0)
+    pending = tl.load(tokens + lane * width)
+
+    tl.store(accepted + lane, count)
+    tl.store(final + lane, tl.where(running, last, pending))
+    line = result + lane * (width + 2)
+    tl.store(line + row, picked, mask=known)
+    tl.store(line + width, count.to(tl.int64))
+    tl.store(line + width + 1, failed.to(tl.int64))
+    if running:
+        tl.store(position + lane, tl.load(position + lane) + count + 1)
+        if slot is not None:
+            place = tl.load(slot + lane)
+            tl.store(kept + place, count + 1)
+            tl.store(parity + place, tl.load(parity + place) ^ 1)
+
+
+def accept(
+    tokens: Tensor,
+    chosen: Tensor,
+    bad: Tensor,
+    drafted: Tensor,
+    live: Tensor,
+    position: Tensor,
+    accepted: Tensor,
+    final: Tensor,
+    result: Tensor,
+    slot: Tensor | None = None,
+    kept: Tensor | None = None,
+    parity: Tensor | None = None,
+) -> None:
+    """Accept drafts while they equal what `choose` gave, and move every live lane on. The host reads nothing.
+
+    tokens [B, W] int64: the pending token of a lane and W − 1 drafts, of which the first drafted [B] int32 are real;
+    chosen [B, W] int64 and bad [B, W] int32 from `choose_tokens`; live [B] int32, 0 for lanes that no sequence uses.
+    Changed: position [B] int32 grows by the rows kept, accepted + 1; kept [slots] int32 at the lane's slot [B] int32
+    becomes that number, and parity [slots] int32 flips there. Written: accepted [B] int32; final [B] int64, the token
+    that ends the round; result [B, W + 2] int64: chosen, accepted, and whether one of the rows that count was bad (rows
+    after the first rejected draft do not: plain decoding would not have seen them). Idle lanes accept nothing, keep
+    their pending token as `final` and change no state.
+    """
+    lanes, width = tokens.shape
+    assert 0 < width <= WIDEST and result.shape == (lanes, width + 2)
+    assert tokens.dtype == chosen.dtype == final.dtype == result.dtype == torch.int64
+    states = [tensor for tensor in (slot, kept, parity) if tensor is not None]
+    assert len(states) in (0, 3)
+    integers = [bad, drafted, live, position, accepted, *states]
+    assert all(tensor.dtype == torch.int32 for tensor in integers)
+    assert all(tensor.is_contiguous() for tensor in (tokens, chosen, final, result, *integers))
+    _accept[(lanes,)](
+        tokens,
+        chosen,
+        bad,
+        drafted,
+        live,
+        position,
+        accepted,
+        final,
+        result,
+        slot,
+        kept,
+        parity,
+        width,
+        WIDEST=WIDEST,
+        num_warps=1,
+    )

@@ -1,0 +1,158 @@
+"""A mixture of experts: which ones a row goes to, and their gated networks.
+
+Every program works on one row, in tiles whose size the model's shape alone decides, so a row's bits are its own.
+Experts that no row goes to are not read: with few rows, reading is what takes the time.
+"""
+
+import typing
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from forerun.kernels.gpu.recurrent import aligned
+
+OUTPUTS = 4  # columns of a program
+# Inputs of one step of a product. On the way in, 16 bytes for each thread of four warps: what a thread has of the row
+# is then what it multiplies. On the way out one warp does all, and asks for the next expert before it has this one.
+STEP_IN, STEP_OUT = 1024, 512
+
+
+def route(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The `top` largest of each row in ascending order of their ids, and their softmax.
+
+    Ties go to the lower id: ids [rows, top] int64, weights float32.
+    """
+    rows, experts = logits.shape
+    assert top <= experts and logits.stride(1) == 1
+    ids = torch.empty(rows, top, dtype=torch.long, device=logits.device)
+    weights = torch.empty(rows, top, device=logits.device)
+    block = triton.next_power_of_2(experts)
+    _route[(rows,)](
+        logits,
+        ids,
+        weights,
+        logits.stride(0),
+        EXPERTS=experts,
+        TOP=top,
+        BLOCK=block,
+        num_warps=1 if block <= 256 else 4,
+    )
+    return ids, weights
+
+
+@triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=["logits"])
+def _route(
+    logits: typing.Any,
+    ids: typing.Any,
+    weights: typing.Any,
+    stride: typing.Any,
+    EXPERTS: tl.constexpr,
+    TOP: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, BLOCK)
+    inside = number < EXPERTS
+    score = tl.load(logits + row * stride + number, mask=inside, other=float("-inf")).to(tl.float32)
+    chosen = number < 0
+    for _ in range(TOP):
+        left = inside & (chosen == 0)
+        best = tl.max(tl.where(left, score, float("-inf")), axis=0)
+        # Of a row that is not a number no score is the best; some expert must be named all the same.
+        first = tl.min(tl.where(left & (score == best), number, BLOCK), axis=0)
+        lowest = tl.min(tl.where(left, number, BLOCK), axis=0)
+        chosen = chosen | (number == tl.where(first < BLOCK, first, lowest))
+    weight = tl.where(chosen, tl.exp(score - tl.max(tl.where(chosen, score, float("-inf")), axis=0)), 0.0)
+    place = row * TOP + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
+    tl.store(ids + place, number.to(tl.int64), mask=chosen)
+    tl.store(weights + place, weight / tl.sum(weight, axis=0), mask=chosen)
+
+
+def experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Σ weight · expert(row) over the experts of each row, whose ids come in ascending order: [rows, hidden].
+
+    gate_up [experts, 2 · inner, hidden], gate first; down [experts, hidden, inner].
+    """
+    x, ids, weights = aligned(x), aligned(ids), aligned(weights)
+    (rows, top), (hidden, inner) = ids.shape, down.shape[1:]
+    assert gate_up.is_contiguous() and down.is_contiguous() and gate_up.shape[1:] == (2 * inner, hidden)
+    between = torch.empty(rows * top, inner, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x)
+    step = min(STEP_IN, triton.next_power_of_2(hidden))
+    _enter[(rows * top, triton.cdiv(inner, OUTPUTS))](
+        x, ids, gate_up, between, hidden, inner, top, OUTPUTS, step, num_warps=max(1, step // 256)
+    )
+    step = min(STEP_OUT, triton.next_power_of_2(inner))
+    _leave[(rows, triton.cdiv(hidden, OUTPUTS))](
+        between, ids, weights, down, out, hidden, inner, top, OUTPUTS, step, num_warps=1
+    )
+    return out
+
+
+@triton.jit
+def _enter(
+    x: typing.Any,
+    ids: typing.Any,
+    gate_up: typing.Any,
+    between: typing.Any,
+    HIDDEN: tl.constexpr,
+    INNER: tl.constexpr,
+    TOP: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+) -> None:
+    """silu(gate) · up of a few inner columns, for one row and one of its experts: between [rows · top, inner]."""
+    pair = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    source = tl.arange(0, INPUTS)
+    expert = tl.load(ids + pair).to(tl.int64)
+    gates = gate_up + (expert * (2 * INNER) + column[:, None]) * HIDDEN + source[None, :]
+    here = x + pair // TOP * HIDDEN + source
+    # Sums are kept apart to the end, for there is nothing to wait for then.
+    gate = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    up = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    for start in range(0, HIDDEN, INPUTS):
+        inside = start + source < HIDDEN
+        wanted = (column < INNER)[:, None] & inside[None, :]
+        row = tl.load(here + start, mask=inside, other=0.0).to(tl.float32)[None, :]
+        gate += tl.load(gates + start, mask=wanted, other=0.0).to(tl.float32) * row
+        up += tl.load(gates + INNER * HIDDEN + start, mask=wanted, other=0.0).to(tl.float32) * row
+    kind = between.dtype.element_ty
+    opened = tl.sum(gate, axis=1).to(kind).to(tl.float32)  # rounded as a product of its own
+    answer = opened / (1.0 + tl.exp(-opened)) * tl.sum(up, axis=1).to(kind).to(tl.float32)
+    tl.store(between + pair * INNER + column, answer.to(kind), mask=column < INNER)
+
+
+@triton.jit
+def _leave(
+    between: typing.Any,
+    ids: typing.Any,
+    weights: typing.Any,
+    down: typing.Any,
+    out: typing.Any,
+    HIDDEN: tl.constexpr,
+    INNER: tl.constexpr,
+    TOP: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+) -> None:
+    """A few columns of one row: its experts' answers, weighted and added in the order of `ids`."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    source = tl.arange(0, INPUTS)
+    kind = out.dtype.element_ty
+    total = tl.zeros((OUTPUTS,), tl.float32)
+    for turn in tl.static_range(TOP):
+        pair = row * TOP + turn
+        expert = tl.load(ids + pair).to(tl.int64)
+        matrix = down + (expert * HIDDEN + column[:, None]) * INNER + source[None, :]
+        part = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+        for start in range(0, INNER, INPUTS):
+            inside = start + source < INNER
+            inner = tl.load(between + pair * INNER + start + source, mask=inside, other=0.0).to(tl.float32)
+            wanted = (column < HIDDEN)[:, None] & inside[None, :]
+            part += tl.load(matrix + start, mask=wanted, other=0.0).to(tl.float32) * inner[None, :]
+        total += tl.sum(part, axis=1).to(kind).to(tl.float32) * tl.load(weights + pair)
+    tl.store(out + row * HIDDEN + column, total.to(kind), mask=column < HIDDEN)

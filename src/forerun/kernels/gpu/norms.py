@@ -1,0 +1,161 @@
+"""Norms, activations and gates: the element-wise operations around products, in float32 inside.
+
+One program per row, per head of a row, or per block of columns of a row: the row count is the grid and nothing else.
+"""
+
+import typing
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+COLUMNS = 1024  # of a row in one program of an element-wise operation
+WIDEST = 16384  # row that a norm holds in one program
+
+
+@triton.jit
+def _rms_norm(
+    x: typing.Any,
+    weight: typing.Any,
+    out: typing.Any,
+    eps: typing.Any,
+    x_stride: typing.Any,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps) * factor
+    tl.store(out + row * WIDTH + column, wide.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_mul(
+    gate_up: typing.Any, out: typing.Any, stride: typing.Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sigmoid_gate(
+    x: typing.Any,
+    gate: typing.Any,
+    out: typing.Any,
+    x_stride: typing.Any,
+    gate_stride: typing.Any,
+    SHARED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if SHARED:
+        mine = tl.load(gate + row * gate_stride).to(tl.float32)
+    else:
+        mine = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    result = wide * (1.0 / (1.0 + tl.exp(-mine)))
+    tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gated_norm(
+    x: typing.Any,
+    gate: typing.Any,
+    weight: typing.Any,
+    out: typing.Any,
+    eps: typing.Any,
+    x_stride: typing.Any,
+    gate_stride: typing.Any,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < SIZE
+    first = tl.program_id(1) * SIZE
+    wide = tl.load(x + row * x_stride + first + column, mask=inside, other=0.0).to(tl.float32)
+    mine = tl.load(gate + row * gate_stride + first + column, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps) * factor
+    wide = wide * (mine / (1.0 + tl.exp(-mine)))
+    tl.store(out + row * (HEADS * SIZE) + first + column, wide.to(out.dtype.element_ty), mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[rows, width] → [rows, width]; x may be a slice of columns."""
+    rows, width = x.shape
+    assert width <= WIDEST and x.stride(1) == 1
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    if rows:
+        block = triton.next_power_of_2(width)
+        _rms_norm[(rows,)](x, weight, out, eps, x.stride(0), width, block, num_warps=_warps(block))
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """[rows, 2 · width] → silu(first half) · second half: [rows, width]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    assert gate_up.stride(1) == 1
+    out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
+    if rows:
+        _silu_mul[_blocks(rows, width)](gate_up, out, gate_up.stride(0), width, COLUMNS, num_warps=4)
+    return out
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor, first: int) -> Tensor:
+    """x [rows, width] · sigmoid of columns `first` and following of gate; a gate with one column left is shared."""
+    rows, width = x.shape
+    left = gate.shape[1] - first
+    assert left in (1, width) and x.stride(1) == 1 and gate.stride(1) == 1
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    if rows:
+        _sigmoid_gate[_blocks(rows, width)](
+            x, gate[:, first:], out, x.stride(0), gate.stride(0), left == 1, width, COLUMNS, num_warps=4
+        )
+    return out
+
+
+def gated_norm(x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of each head of x [rows, heads · size], times weight, times silu of gate's columns from `first`."""
+    rows, size = len(x), len(weight)
+    heads = x.shape[1] // size
+    assert x.stride(1) == 1 and gate.stride(1) == 1
+    out = torch.empty(rows, heads * size, dtype=x.dtype, device=x.device)
+    if rows:
+        block = triton.next_power_of_2(size)
+        _gated_norm[(rows, heads)](
+            x,
+            gate[:, first:],
+            weight,
+            out,
+            eps,
+            x.stride(0),
+            gate.stride(0),
+            heads,
+            size,
+            block,
+            num_warps=_warps(block),
+        )
+    return out
+
+
+def _blocks(rows: int, width: int) -> tuple[int, int]:
+    return rows, triton.cdiv(width, COLUMNS)
+
+
+def _warps(block: int) -> int:
+    """Warps of a program that holds a whole row or head: 16 columns for each thread of a wide one."""
+    return max(1, min(16, block // 512))

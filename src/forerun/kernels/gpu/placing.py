@@ -1,0 +1,164 @@
+"""From a fused projection to attention, in one launch: head norms, rotary embedding, keys and values into pages."""
+
+import typing
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from forerun.kernels.interface import Grid, HeadLayout, LayerPages
+
+
+@triton.jit
+def _norm(
+    left: typing.Any,
+    right: typing.Any,
+    rest: typing.Any,
+    weight: typing.Any,
+    pair: typing.Any,
+    other: typing.Any,
+    eps: typing.Any,
+    SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> typing.Any:
+    """RMS norm of one head, rounded as `head_norm` does before `rotate` reads it."""
+    left_weight = tl.load(weight + pair, mask=pair < HALF, other=0.0)
+    right_weight = tl.load(weight + HALF + pair, mask=pair < HALF, other=0.0)
+    squares = tl.sum(left * left + right * right, axis=0)
+    if 2 * HALF < SIZE:
+        rest_weight = tl.load(weight + other, mask=other < SIZE, other=0.0)
+        squares += tl.sum(rest * rest, axis=0)
+    scale = tl.rsqrt(squares / SIZE + eps)
+    left = (left * scale * left_weight).to(DTYPE).to(tl.float32)
+    right = (right * scale * right_weight).to(DTYPE).to(tl.float32)
+    if 2 * HALF < SIZE:
+        rest = rest * scale * rest_weight
+    return left, right, rest
+
+
+@triton.jit
+def _write(
+    target: typing.Any,
+    left: typing.Any,
+    right: typing.Any,
+    rest: typing.Any,
+    pair: typing.Any,
+    other: typing.Any,
+    STEP: tl.constexpr,
+    SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+) -> None:
+    tl.store(target + pair * STEP, left.to(target.dtype.element_ty), mask=pair < HALF)
+    tl.store(target + (HALF + pair) * STEP, right.to(target.dtype.element_ty), mask=pair < HALF)
+    if 2 * HALF < SIZE:
+        tl.store(target + other * STEP, rest.to(target.dtype.element_ty), mask=other < SIZE)
+
+
+@triton.jit(do_not_specialize=["width", "table_stride"], do_not_specialize_on_alignment=["position", "table"])
+def _place(
+    qkv: typing.Any,
+    keys: typing.Any,
+    values: typing.Any,
+    position: typing.Any,
+    table: typing.Any,
+    cos: typing.Any,
+    sin: typing.Any,
+    query_norm: typing.Any,
+    key_norm: typing.Any,
+    eps: typing.Any,
+    width: typing.Any,
+    table_stride: typing.Any,
+    qkv_stride: typing.Any,
+    key_stride: typing.Any,
+    value_stride: typing.Any,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+) -> None:
+    """One head of one row. The thread that has column i of a pair also has column i + HALF, so in place is safe."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)  # queries, then keys, then values
+    sequence = row // width
+    at = tl.load(position + sequence) + row % width
+    page = tl.load(table + sequence.to(tl.int64) * table_stride + at // PAGE).to(tl.int64)
+    slot = at % PAGE
+    pair = tl.arange(0, HALF_BLOCK)
+    other = 2 * HALF + tl.arange(0, REST_BLOCK)  # columns that are not rotated
+    source = qkv + row.to(tl.int64) * qkv_stride + head * SIZE
+    dtype: tl.constexpr = qkv.dtype.element_ty
+    left = tl.load(source + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    right = tl.load(source + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    rest = tl.load(source + other, mask=other < SIZE, other=0.0).to(tl.float32)
+
+    if head < HEADS + KV_HEADS:
+        turn = at.to(tl.int64) * HALF + pair
+        cosine = tl.load(cos + turn, mask=pair < HALF, other=0.0)
+        sine = tl.load(sin + turn, mask=pair < HALF, other=0.0)
+        if head < HEADS:
+            if query_norm is not None:
+                left, right, rest = _norm(left, right, rest, query_norm, pair, other, eps, SIZE, HALF, dtype)
+        else:
+            if key_norm is not None:
+                left, right, rest = _norm(left, right, rest, key_norm, pair, other, eps, SIZE, HALF, dtype)
+        turned = left * cosine - right * sine
+        right = right * cosine + left * sine
+        left = turned
+
+    if head < HEADS:
+        _write(source, left, right, rest, pair, other, 1, SIZE, HALF)
+    elif head < HEADS + KV_HEADS:
+        place = keys + page * key_stride + (head - HEADS) * (SIZE * PAGE) + slot
+        _write(place, left, right, rest, pair, other, PAGE, SIZE, HALF)
+    else:
+        place = values + page * value_stride + ((head - HEADS - KV_HEADS) * PAGE + slot) * SIZE
+        _write(place, left, right, rest, pair, other, 1, SIZE, HALF)
+
+
+def place(
+    qkv: Tensor,
+    layout: HeadLayout,
+    grid: Grid,
+    layer: LayerPages,
+    cos: Tensor,
+    sin: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> None:
+    """Queries of qkv are normed and rotated in place, keys too on their way to the pages; values go there as they are.
+
+    cos and sin [positions, half] float32 of all positions; norms [size] float32. Keys in qkv stay as they were.
+    """
+    half = cos.shape[1]
+    assert cos.is_contiguous() and sin.is_contiguous() and 2 * half <= layout.size
+    assert qkv.stride(1) == 1 and layer.keys[0].is_contiguous() and layer.values[0].is_contiguous()
+    _place[(len(qkv), layout.heads + 2 * layout.kv_heads)](
+        qkv,
+        layer.keys,
+        layer.values,
+        grid.position,
+        grid.table,
+        cos,
+        sin,
+        query_norm,
+        key_norm,
+        eps,
+        grid.width,
+        grid.table.stride(0),
+        qkv.stride(0),
+        layer.keys.stride(0),
+        layer.values.stride(0),
+        layout.heads,
+        layout.kv_heads,
+        layout.size,
+        layer.values.shape[2],
+        half,
+        triton.next_power_of_2(half),
+        triton.next_power_of_2(max(1, layout.size - 2 * half)),
+        num_warps=1,
+    )

@@ -1,0 +1,238 @@
+"""`forerun bench`: its prompts, its figures, and that it keeps quiet about speed where texts differ."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tiny import tiny_gguf, tiny_model
+
+import forerun
+from forerun.bench import command, plot, runner
+from forerun.bench.peers import PEERS, LlamaCppPeer, TransformersPeer, gguf_file, load_peer
+from forerun.bench.report import print_report, row, summary, to_data
+from forerun.bench.runner import PLAIN, Cell, Run, Runner
+from forerun.bench.statistics import geometric_mean, median
+from forerun.bench.workloads import ANSWER_TOKENS, Prompt, Workload, load_workloads
+from forerun.cli.main import main
+from forerun.errors import ForerunError
+from forerun.language_model import LanguageModel
+from forerun.progress import NullProgress
+
+FIELDS = {
+    "workload", "arm", "temperature", "tokens_per_second", "ratio", "tokens_per_round", "accepted_per_position",
+    "equal", "total",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"), "llama", tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LanguageModel:
+    return forerun.load(str(folder))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few prompts and short answers."""
+    monkeypatch.setattr(command, "PAIRS", 2)
+    monkeypatch.setattr(runner, "WARM_UP_TOKENS", 2)
+    for name in ANSWER_TOKENS:
+        monkeypatch.setitem(ANSWER_TOKENS, name, 8)
+
+
+def test_ten_workloads_of_twelve_prompts_with_ids() -> None:
+    workloads = load_workloads()
+    assert len(workloads) == 10
+    ids = [prompt.id for workload in workloads for prompt in workload.prompts]
+    contents = [json.dumps(prompt.content) for workload in workloads for prompt in workload.prompts]
+    assert len(set(ids)) == len(ids) and len(set(contents)) == len(contents)
+    for workload in workloads:
+        assert len(workload.prompts) >= 12, workload.name
+        assert all(prompt.id.startswith(workload.name) for prompt in workload.prompts)
+    chats = next(workload for workload in workloads if workload.name == "chat")
+    for prompt in chats.prompts:
+        assert isinstance(prompt.content, list)
+        assert [message["role"] for message in prompt.content[-3:]] == ["user", "assistant", "user"]
+
+
+def test_a_sample_is_spread_over_the_workload() -> None:
+    (workload,) = load_workloads(["questions"])
+    assert [prompt.id for prompt in workload.sample(3).prompts] == ["questions-01", "questions-05", "questions-10"]
+    assert workload.sample(99) is workload
+
+
+def test_an_unknown_workload_is_refused_before_loading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "-m", "/nowhere", "--workload", "poems"]) == 2
+    assert "questions, writing" in capsys.readouterr().err
+
+
+def test_medians_and_intervals() -> None:
+    found = median([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert found.value == 3.0 and 1.0 <= found.low < 3.0 < found.high <= 100.0
+    assert median([2.0] * 5) == median([2.0] * 7) and str(median([2.0])) == "2.00 (2.00–2.00)"
+    mean = geometric_mean([[1.0] * 5, [4.0] * 5])
+    assert mean.value == pytest.approx(2.0) == mean.low == mean.high
+
+
+def cell(arm: str = "auto", equal: int = 2, **values: Any) -> Cell:
+    runs = [Run([1, 2, 3], 0.5, 0.7, 2, 1, [[2, 1], [1, 0]]), Run([4, 5, 6], 0.5, 0.7, 1, 1, [[1, 1]])]
+    return Cell("edit", arm, 0.0, runs, [2.0, 3.0], [1.5, 2.0], equal, **values)
+
+
+def test_a_cell_adds_up() -> None:
+    mine = cell()
+    assert mine.tokens_per_second == pytest.approx(4.0)  # the first token of an answer comes out of the prompt
+    assert mine.tokens_per_round == pytest.approx(5 / 3)
+    assert mine.accepted_per_position == [pytest.approx(2 / 3), 0.0]
+    assert mine.ratio is not None and mine.ratio.value == 2.5
+
+
+def test_no_speed_up_for_texts_that_differ() -> None:
+    """The mutation that matters: one text of two is another one."""
+    broken = cell(equal=1)
+    assert broken.ratio is None and broken.whole_ratio is None
+    assert to_data([broken])[0]["ratio"] is None
+    assert row(broken, 1.0)[3:5] == ["–", "–"]
+    assert summary([cell(), broken]) == ["auto: 3 of 4 texts equal, so no ratio"]
+    console = Console(record=True, width=200)
+    print_report([cell(PLAIN), broken], 1.0, console)
+    printed = console.export_text()
+    assert (
+        "1 of 2" in printed and "no ratio where the texts differ" in printed and "1.50" not in printed.split("auto")[1]
+    )
+
+
+def test_data_has_exactly_the_documented_fields() -> None:
+    (entry,) = to_data([cell()])
+    assert set(entry) == FIELDS and entry["ratio"] == 2.5 and (entry["equal"], entry["total"]) == (2, 2)
+
+
+class Scripted:
+    """Stands in for the model: plain decoding takes a second per answer, `auto` half of one."""
+
+    def __init__(self, wrong: str | None = None) -> None:
+        self.order: list[str] = []
+        self.wrong = wrong
+
+    def run(self, arm: str, prompt: Prompt, temperature: float, tokens: int, seed: int) -> Run:
+        self.order.append(arm)
+        text = [7] if arm == self.wrong else [1, 2, 3]
+        return Run([*text, seed], 0.5 if arm == "auto" else 1.0, 2.0, 3, 1, [[3, 1]])
+
+
+def scripted_runner(script: Scripted, monkeypatch: pytest.MonkeyPatch, price: float = 1.0) -> Runner:
+    mine = Runner(None, ["lookup", "auto"], [], price, NullProgress())  # type: ignore[arg-type]
+    monkeypatch.setattr(mine, "_ours", script.run)
+    return mine
+
+
+WORK = Workload("edit", 8, tuple(Prompt(f"edit-{n}", "hello") for n in range(4)))
+
+
+def test_arms_are_interleaved_with_plain_decoding_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted()
+    cells = scripted_runner(script, monkeypatch).measure([WORK], [0.0])
+    assert script.order[3:] == [*("plain", "lookup", "auto", "plain"), *("plain", "auto", "lookup", "plain")] * 2
+    ratios = {cell.arm: cell.ratio.value for cell in cells if cell.ratio is not None}
+    assert ratios == {"plain": 1.0, "lookup": 1.0, "auto": 2.0}
+    assert [cell.total for cell in cells] == [4, 4, 4]
+
+
+def test_plain_is_counted_as_if_exactness_were_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = scripted_runner(Scripted(), monkeypatch, price=1.25).measure([WORK], [0.0])
+    ratios = {cell.arm: cell.ratio.value for cell in cells if cell.ratio is not None}
+    assert ratios == {"plain": 1.0, "lookup": 0.8, "auto": 1.6}
+
+
+def test_a_wrong_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = scripted_runner(Scripted(wrong="auto"), monkeypatch).measure([WORK], [0.0])
+    assert {cell.arm: (cell.equal, cell.ratio is None) for cell in cells} == {
+        "plain": (4, False), "lookup": (4, False), "auto": (0, True),
+    }  # fmt: skip
+
+
+def test_the_command_prints_a_list(folder: Path, small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "-m", str(folder), "--workload", "questions", "--workload", "repeat", "--json"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    entries = json.loads(out)
+    assert err == "" and len(entries) == 2 * 2 * 3  # workloads, temperatures, arms
+    for entry in entries:
+        assert set(entry) == FIELDS and entry["equal"] == entry["total"] == 2
+    assert {entry["arm"] for entry in entries} == {"plain", "lookup", "auto"}
+
+
+def test_the_command_prints_tables_and_draws(
+    folder: Path, small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "out.png"
+    arguments = ["bench", "-m", str(folder), "-w", "questions", "--temp", "0", "--plot", str(picture)]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "noise floor" in out and "2 of 2" in out and "temperature 0" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["bench", "-m", "/nowhere", "--plot", str(tmp_path / "out.png")]) == 2
+    assert "forerun[plot]" in capsys.readouterr().err
+    monkeypatch.setattr(plot, "pyplot", lambda: None)
+    assert main(["bench", "-m", "/nowhere", "--plot", str(tmp_path / "no" / "out.png")]) == 2
+    assert "no folder" in capsys.readouterr().err
+
+
+def test_transformers_answers_the_same_prompts(folder: Path, model: LanguageModel) -> None:
+    peer = load_peer("transformers", str(folder), model)
+    assert isinstance(peer, TransformersPeer)
+    prompt = list(model.tokenizer("hello there")["input_ids"])
+    answer = peer.answer(prompt, 0.0, 6, 0)
+    assert 0 < len(answer.tokens) <= 6 and 0 <= answer.seconds < answer.whole
+    assert peer.answer(prompt, 0.8, 6, 1).tokens == peer.answer(prompt, 0.8, 6, 1).tokens
+
+
+def test_llama_cpp_reads_the_same_file(
+    folder: Path, model: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(ForerunError, match="pip install llama-cpp-python"):
+        load_peer("llama.cpp", str(folder), model)
+    made: dict[str, Any] = {}
+
+    class Llama:
+        def __init__(self, **settings: Any) -> None:
+            made.update(settings)
+
+        def reset(self) -> None: ...
+
+        def set_seed(self, seed: int) -> None:
+            made["seed"] = seed
+
+        def generate(self, tokens: list[int], **sampling: Any) -> Any:
+            made.update(sampling, prompt=tokens)
+            return iter([7, 8, 9, min(model.stop_ids), 7])
+
+    module = ModuleType("llama_cpp")
+    module.Llama = Llama  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "llama_cpp", module)
+    with pytest.raises(ForerunError, match="GGUF"):
+        load_peer("llama.cpp", str(folder), model)
+    file = tiny_gguf(tmp_path / "tiny.gguf", folder)
+    peer = load_peer("llama.cpp", str(file), model)
+    assert isinstance(peer, LlamaCppPeer) and made["model_path"] == str(file)
+    assert peer.answer([1, 2], 0.8, 10, 5).tokens == [7, 8, 9]  # the end token is not part of it
+    assert peer.answer([1, 2], 0.8, 2, 5).tokens == [7, 8]
+    assert (made["temp"], made["seed"], made["prompt"]) == (0.8, 5, [1, 2])
+    assert gguf_file(str(file)) == file and set(PEERS) == {"transformers", "llama.cpp"}

@@ -1,0 +1,133 @@
+"""Costs of rounds: gaps are filled, proportions outlive the process, a broken file harms nobody."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from forerun.engine.cost_file import CostFile, machine_facts
+from forerun.engine.costs import CostTable, Proportions
+
+
+def measured(plain: float = 0.010) -> CostTable:
+    costs = CostTable()
+    costs.learn(None, 0, 1, 0.0, plain)
+    for _ in range(40):
+        costs.learn("mtp", 3, 4, 0.4 * plain, 1.4 * plain)
+    return costs
+
+
+def test_gaps_are_filled_by_straight_lines() -> None:
+    costs = measured()
+    assert costs.pass_seconds(4) == pytest.approx(0.014, rel=0.01)
+    assert costs.pass_seconds(2) == pytest.approx(0.010 + 0.004 / 3, rel=0.01)
+    assert costs.pass_seconds(7) == pytest.approx(0.018, rel=0.01)
+
+
+def test_batches_are_measured_apart() -> None:
+    costs = measured()
+    costs.learn(None, 0, 4, 0.0, 0.030, sequences=4)
+    assert costs.pass_seconds(4, 4) == costs.pass_seconds(4, 3) > 0.02
+    assert costs.pass_seconds(4, 1) == pytest.approx(0.014, rel=0.01)
+    assert costs.pass_seconds(16, 16) > 0.014  # never measured: as other passes of so many rows
+
+
+def test_one_slow_round_does_not_count_for_what_it_took() -> None:
+    costs = measured()
+    costs.learn(None, 0, 1, 0.0, 10.0)
+    costs.learn(None, 0, 8, 0.0, 10.0)  # nor does the first of its kind
+    assert costs.pass_seconds(1) < 0.018 and costs.pass_seconds(8) < 0.05
+
+
+def test_what_was_learned_holds_on_a_machine_of_another_speed() -> None:
+    """Proportions are kept, seconds are not: today everything takes three times as long."""
+    costs = CostTable(measured().proportions())
+    assert not costs.known and not costs.plain_measured
+    costs.learn(None, 0, 1, 0.0, 0.030)
+    assert costs.plain_measured
+    assert costs.pass_seconds(4) == pytest.approx(0.042, rel=0.01)
+    assert costs.draft_seconds("mtp", 3) == pytest.approx(0.012, rel=0.05)
+
+
+def test_what_is_measured_now_outweighs_what_was_kept() -> None:
+    costs = CostTable(measured().proportions())
+    costs.learn(None, 0, 1, 0.0, 0.010)
+    for _ in range(40):
+        costs.learn(None, 0, 4, 0.0, 0.011)
+    assert costs.pass_seconds(4) == pytest.approx(0.011, rel=0.05)
+
+
+def test_nothing_is_kept_without_a_plain_round() -> None:
+    costs = CostTable(Proportions({(1, 2): 1.1}, {}))
+    costs.learn(None, 0, 4, 0.0, 0.5)
+    assert costs.proportions() == Proportions({(1, 2): 1.1}, {})
+
+
+FACTS = {"device": "cpu", "model": "abc"}
+
+
+def test_the_file_brings_it_back(tmp_path: Path) -> None:
+    CostFile(tmp_path / "costs", FACTS).write(measured().proportions())
+    found = CostFile(tmp_path / "costs", FACTS).read()
+    assert found is not None and found.passes[(1, 4)] == pytest.approx(1.4, rel=0.01)
+    assert CostFile(tmp_path / "costs", FACTS | {"model": "other"}).read() is None
+    assert [file.suffix for file in (tmp_path / "costs").iterdir()] == [".json"]  # nothing half-written stays
+
+
+def test_it_is_written_only_when_something_changed(tmp_path: Path) -> None:
+    file = CostFile(tmp_path, FACTS)
+    file.write(Proportions({(1, 1): 1.0}, {}))
+    file.path.unlink()
+    file.write(Proportions({(1, 1): 1.05}, {}))
+    assert not file.path.exists()
+    file.write(Proportions({(1, 1): 1.0, (1, 2): 1.2}, {}))
+    assert file.path.exists()
+
+
+GOOD = {"facts": FACTS, "passes": [[1, 1, 1.0]], "drafts": {}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        json.dumps(GOOD | {"facts": {}}),
+        json.dumps(GOOD | {"passes": [[1, 1]]}),
+        json.dumps(GOOD | {"passes": [[0, 1, 1.0]]}),
+        json.dumps(GOOD | {"passes": [[1, 1, -1.0]]}),
+        json.dumps(GOOD | {"drafts": {"mtp": "NaN"}}),
+        json.dumps(GOOD | {"drafts": [1]}),
+        "\x00" * 100,
+        "1" * (2 << 20),
+    ],
+)
+def test_a_broken_file_is_ignored_with_a_warning(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = CostFile(tmp_path, FACTS)
+    file.path.write_text(content)
+    with caplog.at_level(logging.WARNING, "forerun"):
+        assert file.read() is None
+    assert "cannot be used" in caplog.text
+    file.write(Proportions({(1, 1): 1.0}, {}))
+    assert CostFile(tmp_path, FACTS).read() == Proportions({(1, 1): 1.0}, {})
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "costs").write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING, "forerun"):
+        CostFile(tmp_path / "costs", FACTS).write(Proportions({(1, 1): 1.0}, {}))
+    assert "was not written" in caplog.text
+
+
+def test_threads_and_precision_are_facts() -> None:
+    facts = machine_facts(torch.device("cpu"), "int8")
+    assert facts["threads"] == str(torch.get_num_threads()) and facts["precision"] == "int8"
+    assert {"device", "torch", "forerun"} <= set(facts)

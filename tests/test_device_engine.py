@@ -1,0 +1,147 @@
+"""The engine on a device, or in Triton's interpreter: whole rounds in one launch give the tokens of the general way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import CHUNK, CONTEXT, VOCAB, NoText, finish, request, run
+from heads import HeadShape, random_head, write_head
+from tiny import tiny_model
+
+from forerun.cache.pages import PagePool
+from forerun.draft.head import build_head
+from forerun.draft.lookup import Lookup
+from forerun.draft.mtp import MtpDrafter
+from forerun.draft.protocol import Drafter
+from forerun.engine.engine import Engine
+from forerun.models.families import build
+from forerun.models.layers.decoder import Decoder
+from forerun.progress import NullProgress
+from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.heads import read_head
+
+pytest.importorskip("triton")
+
+from forerun.engine.on_device import device_rounds, graphed_target
+from forerun.kernels.cuda import CudaKernels
+from forerun.kernels.gpu import attention
+
+# Rows that nobody looks at may overflow; the interpreter says so.
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in matmul")]
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SLOW = pytest.mark.long if DEVICE.type == "cpu" else pytest.mark.kernels  # minutes in the interpreter
+PAGE, TOKENS = 16, 9
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16}
+PROMPTS = [[5, 6, 7, 8, 9], [40, 41] * 9, [100 + n for n in range(20)]]
+
+
+@pytest.fixture(autouse=True)
+def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is slow."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(attention, "splits", lambda layout: 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("m"), "llama", **SMALL)
+
+
+@pytest.fixture(scope="module")
+def head(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = HeadShape(32, heads=2, kv_heads=1, size=16, inner=48, taps=(0,))
+    return write_head(tmp_path_factory.mktemp("h"), folder, shape, random_head(shape), list(range(4, 290, 2)))
+
+
+def device_engine(folder: Path, head: Path | None, *, rounds: bool = True) -> Engine:
+    decoder = build(open_checkpoint(folder), CudaKernels(DEVICE), DEVICE, torch.float32, NullProgress())
+    pool = PagePool.for_model(decoder.config, 60, PAGE, torch.float32, DEVICE, slots=4, on_device=True)
+    drafters: dict[str, Drafter] = {"lookup": Lookup()}
+    if head is not None:
+        drafters["mtp"] = attach(head, decoder)
+    target = graphed_target(decoder, pool, CONTEXT)
+    parts = device_rounds(target, drafters, VOCAB) if rounds else None
+    return Engine(decoder, pool, drafters, vocab=VOCAB, context=CONTEXT, chunk=CHUNK, target=target, device=parts)
+
+
+def attach(head: Path, decoder: Decoder) -> MtpDrafter:
+    built = build_head(read_head(head), decoder, VOCAB)
+    decoder.taps = built.taps
+    built.block.rope.reserve(2 * CONTEXT)
+    pool = PagePool(built.block.layout, 1, 60, PAGE, torch.float32, DEVICE, on_device=True)
+    return MtpDrafter(built, pool, VOCAB, CHUNK)
+
+
+def answers(engine: Engine, *requests: Any) -> list[list[int]]:
+    return [sequence.answer for sequence in run(engine, *requests)]
+
+
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=SLOW), 0.8])
+def test_whole_rounds_give_the_tokens_of_the_general_way(folder: Path, head: Path, temperature: float) -> None:
+    options: dict[str, Any] = {"max_tokens": TOKENS, "temperature": temperature, "seed": 11}
+    general = device_engine(folder, head, rounds=False)
+    plain = [answers(general, request(prompt, **options))[0] for prompt in PROMPTS]
+    engine = device_engine(folder, head)
+    assert answers(engine, *(request(prompt, **options) for prompt in PROMPTS)) == plain
+    drafted = [request(prompt, draft="mtp", draft_tokens=2, **options) for prompt in PROMPTS]
+    assert answers(engine, drafted[0]) == plain[:1]
+    assert answers(engine, *drafted) == plain
+
+
+def test_the_device_drafts_what_the_general_way_drafts(folder: Path, head: Path) -> None:
+    wish = request(PROMPTS[1], max_tokens=TOKENS, draft="mtp", draft_tokens=2, temperature=0.8, seed=2)
+    ahead, general = (run(device_engine(folder, head, rounds=rounds), wish)[0] for rounds in (True, False))
+    assert ahead.answer == general.answer
+    # The device's first round has no drafts; from then on both draft the same.
+    assert abs(ahead.counters.accepted - general.counters.accepted) <= 2
+    assert ahead.counters.drafted > 0
+
+
+@SLOW
+def test_arms_may_change_between_rounds_and_sequences_come_and_go(folder: Path, head: Path) -> None:
+    engine, options = device_engine(folder, head), {"max_tokens": TOKENS, "seed": 3}
+    alone = [
+        answers(engine, request(PROMPTS[0], **options))[0],
+        answers(engine, request(PROMPTS[1], top_k=5, temperature=0.9, **options))[0],
+        answers(engine, request(PROMPTS[2], **options))[0],
+    ]
+    first = engine.submit(request(PROMPTS[0], draft="mtp", draft_tokens=2, **options), NoText())
+    with torch.inference_mode():
+        for _ in range(3):
+            engine.step()
+    others = [
+        engine.submit(
+            request(PROMPTS[1], draft="mtp", top_k=5, temperature=0.9, **options), NoText()
+        ),  # top-k: the general way
+        engine.submit(request(PROMPTS[2], draft="lookup", **options), NoText()),
+    ]
+    finish(engine, [first, *others])
+    assert [s.answer for s in (first, *others)] == alone
+
+
+def test_cancelled_in_the_air_and_taken_up_again(folder: Path, head: Path) -> None:
+    engine, wish = device_engine(folder, head), request(PROMPTS[0], max_tokens=TOKENS, draft="mtp", draft_tokens=2)
+    whole = answers(engine, wish)[0]
+    sequence = engine.submit(wish, NoText())
+    with torch.inference_mode():
+        for _ in range(3):
+            engine.step()
+        assert engine.device is not None and engine.device.flight is not None
+        engine.cancel(sequence)
+        assert engine.device.flight is None and sequence.answer == whole[: len(sequence.answer)]
+        engine.resume(sequence)
+    finish(engine, [sequence])
+    assert sequence.answer == whole
+
+
+def test_a_stop_token_ends_the_answer_there(folder: Path, head: Path) -> None:
+    engine = device_engine(folder, head)
+    whole = answers(engine, request(PROMPTS[2], max_tokens=TOKENS))[0]
+    stop = whole[5]
+    wish = request(PROMPTS[2], max_tokens=TOKENS, draft="mtp", draft_tokens=3, stop_ids=frozenset({stop}))
+    (sequence,) = run(engine, wish)
+    assert sequence.finish_reason == "stop" and sequence.answer == whole[: whole.index(stop)]

@@ -1,0 +1,177 @@
+"""The promise on a GPU: not one token differs, and not one bit of a row, through the graphs that serve."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prompts import PROMPTS
+from tiny_qwen import tiny_qwen
+
+import forerun
+from forerun.bench.random_model import SHAPES, RandomCheckpoint
+from forerun.bench.workloads import load_workloads
+from forerun.cache.pages import PagePool, SequenceCache
+from forerun.device import plan_machine
+from forerun.language_model import LanguageModel
+from forerun.models.families import build
+from forerun.models.layers.rows import make_pass
+from forerun.progress import NullProgress
+from forerun.response import Response
+
+pytestmark = pytest.mark.gpu
+
+# A few layers of each kind: the shapes of all products, and the whole vocabulary.
+FEW_LAYERS = {"Qwen3.5-4B": 4, "Qwen3.5-35B-A3B": 4, "Llama-8B": 2}
+BATCHES, WIDTHS = (1, 2, 7, 16, 17, 32, 64), (1, 2, 5, 8, 16)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("shape", list(FEW_LAYERS))
+def test_rows_keep_their_bits_in_real_shapes(shape: str) -> None:
+    """Every lane at every width against the same rows one at a time; the lanes between have another text and length."""
+    from forerun.engine.on_device import graphed_target
+
+    machine = plan_machine("cuda", "bfloat16", "none")
+    checkpoint = RandomCheckpoint(SHAPES[shape] | {"num_hidden_layers": FEW_LAYERS[shape]}, machine.device)
+    model = build(checkpoint, machine.kernels, machine.device, machine.dtype, NullProgress())
+    pool = PagePool.for_model(model.config, 200, 64, machine.dtype, machine.device, slots=65, on_device=True)
+    target = graphed_target(model, pool, 512)
+    texts = [[(37 * n + 11) % 1000 for n in range(57)], [(91 * n + 3) % 1000 for n in range(140)]]
+    rows = [[(13 * n + 5) % 1000 for n in range(16)], [(17 * n + 9) % 1000 for n in range(16)]]
+
+    def start(kind: int) -> SequenceCache:
+        cache = SequenceCache(pool)
+        cache.grow(len(texts[kind]) + 40)
+        target.forward(make_pass([(cache, texts[kind])], last_only=True, prefill=True))
+        cache.commit(len(texts[kind]))
+        return cache
+
+    alone = []
+    for kind in (0, 1):
+        cache, logits = start(kind), []
+        for token in rows[kind]:
+            logits.append(target.forward(make_pass([(cache, [token])], last_only=False)).logits.clone())
+            cache.commit(1)
+        cache.release()
+        alone.append(torch.cat(logits))
+    caches = [start(n % 2) for n in range(max(BATCHES))]
+    for batch in BATCHES:
+        for width in WIDTHS:
+            work = [(cache, rows[n % 2][:width]) for n, cache in enumerate(caches[:batch])]
+            logits = target.forward(make_pass(work, last_only=False)).logits.view(batch, width, -1)
+            for cache in caches[:batch]:
+                cache.commit(0)
+            for lane in range(batch):
+                same = logits[lane] == alone[lane % 2][:width]
+                assert bool(same.all()), f"batch {batch}, width {width}, lane {lane}: {int((~same).sum())} differ"
+
+
+@pytest.fixture(scope="module", params=["dense", "sparse"])
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    folder = tiny_qwen(tmp_path_factory.mktemp("q"), sparse=request.param == "sparse")
+    return forerun.load(str(folder), device="cuda")
+
+
+def test_tiny_hybrids_give_the_same_tokens(hybrid: LanguageModel) -> None:
+    """Noise that drowns the logits makes a random head guess right now and then."""
+    assert hybrid.probe.guaranteed
+    accepted = 0
+    for number in range(24):
+        for temperature in (0.0, 0.8, 8.0):
+            prompt = [5 + (number * 31 + 7 * n) % 280 for n in range(3 + 5 * number)]
+            options: dict[str, Any] = {"max_tokens": 60, "temperature": temperature, "seed": number}
+            plain = forerun.generate(hybrid, prompt, draft="off", **options)
+            for arm in ("lookup", "mtp"):
+                other = forerun.generate(hybrid, prompt, draft=arm, draft_tokens=1 + number % 6, **options)
+                assert other.tokens == plain.tokens, f"{arm}, prompt {number}, temperature {temperature}"
+                accepted += other.accepted
+    assert accepted > 100
+    wishes = [([9 + (n * 17 + m) % 250 for m in range(4 + n)], {"seed": n, "temperature": 0.8}) for n in range(32)]
+    alone = [forerun.generate(hybrid, p, draft="off", max_tokens=60, **o).tokens for p, o in wishes]
+    assert together(hybrid, [(p, {"draft": "mtp", "max_tokens": 60, **o}) for p, o in wishes]) == alone
+    assert together(hybrid, [(p, {"draft": "off", "max_tokens": 60, **o}) for p, o in wishes]) == alone
+
+
+def together(model: LanguageModel, wishes: list[tuple[Any, dict[str, Any]]]) -> list[list[int]]:
+    """Tokens of answers that run as one batch."""
+    running = [forerun.stream(model, prompt, **options) for prompt, options in wishes]
+    return [last(answer).tokens for answer in running]
+
+
+def last(answer: Any) -> Response:
+    *_, chunk = answer
+    response: Response = chunk.response
+    return response
+
+
+@pytest.fixture(scope="module")
+def real() -> LanguageModel:
+    return forerun.load("smollm2", device="cuda")
+
+
+def many_prompts() -> list[Any]:
+    lines = files("forerun").joinpath("data", "eval_prompts.jsonl").read_text().splitlines()
+    prompts: list[Any] = [json.loads(line)["prompt"] for line in lines]
+    prompts += PROMPTS
+    prompts += [prompt.content for workload in load_workloads() for prompt in workload.prompts]
+    return prompts
+
+
+def test_a_hundred_thousand_tokens(real: LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:
+    """Drafting on against off, and a batch of 32 against one at a time, greedy and sampled."""
+    assert real.probe.guaranteed
+    prompts, compared = many_prompts(), 0
+    assert len(prompts) >= 200
+    for temperature, shift in ((0.0, 0), (0.8, 0), (0.8, 1000)):
+        options = [{"max_tokens": 288, "temperature": temperature, "seed": n + shift} for n in range(len(prompts))]
+        plain = [
+            forerun.generate(real, prompt, draft="off", **settings).tokens
+            for prompt, settings in zip(prompts, options, strict=True)
+        ]
+        drafted = [
+            forerun.generate(real, prompt, draft="mtp", **settings)
+            for prompt, settings in zip(prompts, options, strict=True)
+        ]
+        assert [answer.tokens for answer in drafted] == plain
+        assert sum(answer.accepted for answer in drafted) > 1000
+        for draft in ("off", "mtp"):
+            for first in range(0, len(prompts), 32):
+                part = slice(first, first + 32)
+                wishes = [(p, {**o, "draft": draft}) for p, o in zip(prompts[part], options[part], strict=True)]
+                assert together(real, wishes) == plain[part], f"a batch from prompt {first}, {draft}"
+        compared += sum(map(len, plain))
+    with capsys.disabled():
+        print(f"\n{compared} tokens of {len(prompts)} prompts, each decoded four ways: none differs")
+    assert compared >= 100_000
+
+
+def test_the_other_ways_to_choose(real: LanguageModel) -> None:
+    """Filters, penalties and biases go the general way, through the same passes."""
+    ways: list[dict[str, Any]] = [
+        {"top_p": 0.9},
+        {"top_k": 40, "min_p": 0.02},
+        {"repetition_penalty": 1.15},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"logit_bias": {504: 2.0, 28: -1.0}, "suppress": [198]},
+    ]
+    for number, way in enumerate(ways):
+        options = {"max_tokens": 48, "temperature": 0.8, "seed": number, **way}
+        plain = forerun.generate(real, PROMPTS[number], draft="off", **options)
+        for arm in ("lookup", "mtp", "auto"):
+            assert forerun.generate(real, PROMPTS[number], draft=arm, **options).tokens == plain.tokens
+
+
+def test_memory_that_does_not_suffice_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_qwen(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("forerun.loading.build", full)
+    with pytest.raises(forerun.ForerunError, match="GiB free: free some"):
+        forerun.load(str(folder), device="cuda")

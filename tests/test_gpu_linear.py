@@ -1,0 +1,77 @@
+"""Products on a GPU, or in Triton's interpreter, beside plain torch; and rows that do not feel their neighbours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from forerun.engine.probe import cancelling_rows
+from forerun.kernels.matrix import FloatMatrix
+
+pytest.importorskip("triton")
+
+from forerun.kernels.gpu.linear import Products, Tiling, tiling
+
+pytestmark = pytest.mark.kernels
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHAPES = [(40, 72), (96, 64), (33, 200)]
+
+
+def matrix(outputs: int, inputs: int, bias: bool = False) -> FloatMatrix:
+    generator = torch.Generator().manual_seed(outputs)
+    weight = torch.randn(outputs, inputs, generator=generator).to(DEVICE)
+    return FloatMatrix(weight, torch.randn(outputs, generator=generator).to(DEVICE) if bias else None)
+
+
+def rows_of(count: int, width: int) -> torch.Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(count)).to(DEVICE)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_product_with_bias_and_residual(shape: tuple[int, int], splits: int) -> None:
+    weights, x = matrix(*shape, bias=True), rows_of(19, shape[1])
+    before = rows_of(19, shape[0])
+    got = Products(DEVICE)(x, weights, residual=before, cut=Tiling(16, 16, 32, splits, 4, 3))
+    torch.testing.assert_close(got, before + F.linear(x, weights.weight, weights.bias), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_gated_product(splits: int) -> None:
+    weights, x = matrix(80, 72, bias=True), rows_of(3, 72)
+    gate, up = F.linear(x, weights.weight, weights.bias).chunk(2, dim=1)
+    got = Products(DEVICE)(x, weights, gated=True, cut=Tiling(16, 16, 32, splits, 4, 3))
+    torch.testing.assert_close(got, F.silu(gate) * up, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_row_alone_and_among_others(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weights, products = matrix(*shape), Products(DEVICE)
+    weights = FloatMatrix(weights.weight.to(dtype), None)
+    x = cancelling_rows(35, shape[1]).to(DEVICE, dtype)
+    alone = torch.cat([products(row, weights) for row in x.split(1)])
+    # Larger tiles of rows keep bits on tensor cores; the interpreter multiplies them with numpy, which does not.
+    for count in (2, 16, 17, 33, 35) if DEVICE.type == "cuda" else (2, 16):
+        for first in (0, 35 - count):
+            assert torch.equal(products(x[first : first + count], weights), alone[first : first + count])
+
+
+def test_columns_of_a_wider_row() -> None:
+    weights, wide = matrix(40, 72), rows_of(4, 100)
+    torch.testing.assert_close(Products(DEVICE)(wide[:, 20:92], weights), F.linear(wide[:, 20:92], weights.weight))
+
+
+def test_counters_are_left_at_zero() -> None:
+    products, weights = Products(DEVICE), matrix(40, 72)
+    products(rows_of(20, 72), weights, cut=Tiling(16, 16, 16, 4, 4, 3))
+    assert not products.counters.any()
+
+
+@pytest.mark.parametrize("shape", [(576, 576), (49152, 576), (2560, 9216), (248320, 2560), (1, 2048), (64, 2560)])
+def test_tilings_fit_the_matrix(shape: tuple[int, int]) -> None:
+    cut = tiling(*shape, gated=False)
+    assert cut.splits * cut.inputs <= 2 * shape[1] and cut.outputs >= 16
+    assert all(tiling(*shape, gated=False, tile=tile).splits == cut.splits for tile in (32, 64, 128))

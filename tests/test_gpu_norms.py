@@ -1,0 +1,86 @@
+"""Triton norms, activations and gates against the reference, and rows against the same rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun.kernels.gpu import norms
+from forerun.kernels.reference import ReferenceKernels
+
+pytestmark = pytest.mark.kernels
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+CLOSE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # one rounding
+SLOW = ReferenceKernels()
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def check(mine: Tensor, reference: Tensor) -> None:
+    assert mine.dtype == reference.dtype and mine.isfinite().all()
+    torch.testing.assert_close(mine, reference, atol=CLOSE[mine.dtype] / 100, rtol=CLOSE[mine.dtype])
+
+
+def check_rows(function: Callable[[slice], Tensor], rows: int) -> None:
+    """The last row alone and the first together without it have the bits they have among all."""
+    everything = function(slice(0, rows))
+    assert torch.equal(function(slice(rows - 1, rows)), everything[rows - 1 :])
+    assert torch.equal(function(slice(0, rows - 1)), everything[: rows - 1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [24, 72, 2048])
+def test_rms_norm(width: int, dtype: torch.dtype) -> None:
+    wider = random(3, width + 8, dtype=dtype) * 8
+    weight = random(width, seed=1)
+    for x in (wider[:, :width].contiguous(), wider[:, 8:]):  # the second is a slice of columns
+        check(norms.rms_norm(x, weight, 1e-5), SLOW.rms_norm(x, weight, 1e-5))
+        check_rows(lambda rows, x=x: norms.rms_norm(x[rows], weight, 1e-5), 3)
+
+
+def test_rms_norm_of_small_numbers_depends_on_eps() -> None:
+    x, weight = random(2, 16) * 1e-3, random(16, seed=1)
+    check(norms.rms_norm(x, weight, 1e-2), SLOW.rms_norm(x, weight, 1e-2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.filterwarnings("ignore:overflow")  # exp of a large gate is infinite, as it should be
+@pytest.mark.parametrize("width", [72, 1500])  # the last takes two blocks
+def test_silu_mul(width: int, dtype: torch.dtype) -> None:
+    both = random(3, 2 * width, dtype=dtype) * 30  # far tails of exp included
+    both[0, 0], both[0, 1] = -200, 200
+    check(norms.silu_mul(both), SLOW.silu_mul(both))
+    check_rows(lambda rows: norms.silu_mul(both[rows]), 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("width", [24, 1100])
+def test_sigmoid_gate(width: int, shared: bool, dtype: torch.dtype) -> None:
+    x = random(3, width + 5, dtype=dtype)[:, 2 : width + 2]
+    gate = random(3, 7 + (1 if shared else width), seed=1, dtype=dtype) * 10
+    check(norms.sigmoid_gate(x, gate, 7), SLOW.sigmoid_gate(x, gate, 7))
+    check_rows(lambda rows: norms.sigmoid_gate(x[rows], gate[rows], 7), 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [16, 24, 128])
+def test_gated_norm(size: int, dtype: torch.dtype) -> None:
+    x, weight = random(3, 4 * size, dtype=dtype) * 5, random(size, seed=1)
+    gate = random(3, 8 + 4 * size + 8, seed=2, dtype=dtype) * 10  # columns after the gate's are not its own
+    check(norms.gated_norm(x, gate, 8, weight, 1e-6), SLOW.gated_norm(x, gate, 8, weight, 1e-6))
+    check_rows(lambda rows: norms.gated_norm(x[rows], gate[rows], 8, weight, 1e-6), 3)
+
+
+def test_no_rows() -> None:
+    nothing = random(0, 32)
+    assert norms.rms_norm(nothing, random(32), 1e-5).shape == (0, 32)
+    assert norms.silu_mul(nothing).shape == (0, 16)
+    assert norms.sigmoid_gate(nothing, nothing, 0).shape == (0, 32)
+    assert norms.gated_norm(nothing, nothing, 0, random(16), 1e-5).shape == (0, 32)
