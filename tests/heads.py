@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engines import CHUNK, CONTEXT, CPU, PAGE, VOCAB, engine
+from engines import CHUNK, CONTEXT, CPU, PAGE, VOCAB, engine, pool_for
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,6 +19,10 @@ from forerun.draft.mtp import MtpDrafter
 from forerun.engine.engine import Engine
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import make_pass
+from forerun.sample.choose import probabilities
+from forerun.sample.history import TokenHistory
+from forerun.sample.parameters import SamplingParams
+from forerun.sample.row import Row
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.fingerprint import fingerprint
 from forerun.weights.heads import read_head
@@ -228,3 +232,26 @@ def mtp_engine(model: Decoder, folder: Path, *, head_pages: int = 400, **options
     pool = PagePool(head.block.layout, 1, head_pages, PAGE, torch.float32, CPU)
     machine.drafters["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
     return machine
+
+
+@torch.inference_mode()
+def say_logits(model: Decoder, tokens: list[int]) -> Tensor:
+    """Logits after every token, of a model of any family."""
+    cache = SequenceCache(pool_for(model, CONTEXT // PAGE))
+    cache.grow(len(tokens))
+    return model.forward(make_pass([(cache, tokens)], last_only=False)).logits
+
+
+def joint(model: Decoder, prompt: list[int], length: int, settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
+    """The exact probability of every possible answer of `length` tokens."""
+    params = SamplingParams(**{name: value for name, value in settings.items() if name != "accept"})
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for answer, p in found.items():
+            logits = say_logits(model, [*prompt, *answer])
+            row = Row(params, TokenHistory(prompt), answer, len(prompt) + len(answer))
+            q = probabilities(logits[-1:], [row], VOCAB)[0]
+            longer.update({(*answer, token): p * float(q[token]) for token in q.nonzero()[:, 0].tolist()})
+        found = longer
+    return found

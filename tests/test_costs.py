@@ -23,16 +23,16 @@ def measured(plain: float = 0.010) -> CostTable:
 
 def test_gaps_are_filled_by_straight_lines() -> None:
     costs = measured()
-    assert costs.pass_seconds(4) == pytest.approx(0.014, rel=0.01)
-    assert costs.pass_seconds(2) == pytest.approx(0.010 + 0.004 / 3, rel=0.01)
-    assert costs.pass_seconds(7) == pytest.approx(0.018, rel=0.01)
+    assert costs.pass_seconds(4) == pytest.approx(0.014, rel=0.03)
+    assert costs.pass_seconds(2) == pytest.approx(0.010 + 0.004 / 3, rel=0.03)
+    assert costs.pass_seconds(7) == pytest.approx(0.018, rel=0.03)
 
 
 def test_batches_are_measured_apart() -> None:
     costs = measured()
     costs.learn(None, 0, 4, 0.0, 0.030, sequences=4)
     assert costs.pass_seconds(4, 4) == costs.pass_seconds(4, 3) > 0.02
-    assert costs.pass_seconds(4, 1) == pytest.approx(0.014, rel=0.01)
+    assert costs.pass_seconds(4, 1) == pytest.approx(0.014, rel=0.03)
     assert costs.pass_seconds(16, 16) > 0.014  # never measured: as other passes of so many rows
 
 
@@ -49,7 +49,7 @@ def test_what_was_learned_holds_on_a_machine_of_another_speed() -> None:
     assert not costs.known and not costs.plain_measured
     costs.learn(None, 0, 1, 0.0, 0.030)
     assert costs.plain_measured
-    assert costs.pass_seconds(4) == pytest.approx(0.042, rel=0.01)
+    assert costs.pass_seconds(4) == pytest.approx(0.042, rel=0.03)
     assert costs.draft_seconds("mtp", 3) == pytest.approx(0.012, rel=0.05)
 
 
@@ -61,10 +61,25 @@ def test_what_is_measured_now_outweighs_what_was_kept() -> None:
     assert costs.pass_seconds(4) == pytest.approx(0.011, rel=0.05)
 
 
-def test_nothing_is_kept_without_a_plain_round() -> None:
-    costs = CostTable(Proportions({(1, 2): 1.1}, {}))
-    costs.learn(None, 0, 4, 0.0, 0.5)
-    assert costs.proportions() == Proportions({(1, 2): 1.1}, {})
+def test_an_arm_is_not_blamed_for_a_bad_hour() -> None:
+    """Everything takes ten times as long for a while; wide passes are last run then, plain ones afterwards."""
+    costs = measured()
+    for _ in range(60):
+        costs.learn(None, 0, 1, 0.0, 0.100)
+        costs.learn("mtp", 3, 4, 0.040, 0.140)
+    assert costs.pass_seconds(4) == pytest.approx(0.140, rel=0.1)
+    for _ in range(60):
+        costs.learn(None, 0, 1, 0.0, 0.010)
+    assert costs.pass_seconds(1) == pytest.approx(0.010, rel=0.05)
+    assert costs.pass_seconds(4) == pytest.approx(0.014, rel=0.15)
+    assert costs.draft_seconds("mtp", 3) == pytest.approx(0.004, rel=0.2)
+
+
+def test_any_round_tells_how_fast_the_machine_is() -> None:
+    costs = measured()
+    for _ in range(30):
+        costs.learn("mtp", 3, 4, 0.008, 0.028)
+    assert costs.pass_seconds(1) == pytest.approx(0.020, rel=0.2)
 
 
 FACTS = {"device": "cpu", "model": "abc"}
@@ -73,7 +88,7 @@ FACTS = {"device": "cpu", "model": "abc"}
 def test_the_file_brings_it_back(tmp_path: Path) -> None:
     CostFile(tmp_path / "costs", FACTS).write(measured().proportions())
     found = CostFile(tmp_path / "costs", FACTS).read()
-    assert found is not None and found.passes[(1, 4)] == pytest.approx(1.4, rel=0.01)
+    assert found is not None and found.passes[(1, 4)] == pytest.approx(1.4, rel=0.03)
     assert CostFile(tmp_path / "costs", FACTS | {"model": "other"}).read() is None
     assert [file.suffix for file in (tmp_path / "costs").iterdir()] == [".json"]  # nothing half-written stays
 

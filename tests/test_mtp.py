@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 import torch
 from engines import CHUNK, VOCAB, NoText, decoder, engine, finish, request, run
-from heads import HeadShape, TwinPass, Weights, fuse, mtp_engine, observe, random_head, train_head, twin, write_head
+from heads import (
+    HeadShape,
+    TwinPass,
+    Weights,
+    fuse,
+    joint,
+    mtp_engine,
+    observe,
+    random_head,
+    train_head,
+    twin,
+    write_head,
+)
 from tiny import tiny_model
 
 from forerun.draft.drawing import Drawing
@@ -19,7 +31,7 @@ from forerun.draft.protocol import Draft, Want
 from forerun.engine.engine import Engine
 from forerun.engine.sequence import Status
 from forerun.models.layers.decoder import Decoder
-from forerun.sample import Row, SamplingParams, TokenHistory, choose, draw, probabilities
+from forerun.sample import Row, SamplingParams, TokenHistory, choose, draw
 
 ODD = {"hidden_size": 72, "intermediate_size": 88, "head_dim": 20, "num_hidden_layers": 3}
 SHAPE = HeadShape(72, taps=(1, 2))
@@ -410,18 +422,3 @@ def test_rejection_is_exact_in_distribution(floats: Trio, head: str, monkeypatch
         counts[tuple(s.answer)] = counts.get(tuple(s.answer), 0) + 1
     expected = joint(floats.target, prompt, length, settings)
     assert fits(counts, expected), chi_square(counts, expected)
-
-
-def joint(model: Decoder, prompt: list[int], length: int, settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
-    """The exact probability of every possible answer of `length` tokens."""
-    params = SamplingParams(**{name: value for name, value in settings.items() if name != "accept"})
-    found: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(length):
-        longer = {}
-        for answer, p in found.items():
-            _, logits = observe(model, [*prompt, *answer], ())
-            row = Row(params, TokenHistory(prompt), answer, len(prompt) + len(answer))
-            q = probabilities(logits[-1:], [row], VOCAB)[0]
-            longer.update({(*answer, token): p * float(q[token]) for token in q.nonzero()[:, 0].tolist()})
-        found = longer
-    return found

@@ -187,6 +187,24 @@ def test_same_tokens_in_a_mixed_batch(model: Decoder) -> None:
     assert [s.tokens for s in sequences] == [plain[0], plain[0], plain[1], plain[0], plain[0]]
 
 
+def test_rejection_is_exact_in_distribution(model: Decoder) -> None:
+    from heads import joint
+    from test_sample_acceptance import chi_square, fits
+
+    settings: dict[str, Any] = {"temperature": 1.3, "top_k": 3, "accept": "rejection"}
+    seeds = 300
+    wanted = [request(PROMPT, max_tokens=3, seed=n, draft="mtp", **settings) for n in range(seeds)]
+    answers = [run(with_head(model), *wanted[n : n + 6]) for n in range(0, seeds, 6)]
+    flat = [sequence for some in answers for sequence in some]
+    drafted, accepted = (sum(getattr(s.counters, name) for s in flat) for name in ("drafted", "accepted"))
+    assert seeds / 20 < accepted < drafted
+    counts: dict[tuple[int, ...], int] = {}
+    for sequence in flat:
+        counts[tuple(sequence.answer)] = counts.get(tuple(sequence.answer), 0) + 1
+    expected = joint(model, PROMPT, 3, settings)
+    assert fits(counts, expected), chi_square(counts, expected)
+
+
 def test_from_a_folder_to_text(trained: tuple[Path, Decoder]) -> None:
     folder, decoder = trained
     model = forerun.load(str(folder), quantize="int8" if decoder.kernels.quantize else "none")  # type: ignore[attr-defined]

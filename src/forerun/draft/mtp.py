@@ -53,8 +53,8 @@ class State:
         self.queue = [rows[len(rows) - self.queued :]]
         return self.queue[0]
 
-    def keep(self, count: int, last: Tensor) -> None:
-        """The first `count` waiting slots are in the cache now."""
+    def keep(self, count: int, last: Tensor | None) -> None:
+        """The first `count` waiting slots are in the cache now; `last`: the head's output at the last of them."""
         self.last = last
         self.cache.commit(count)  # an interruption after this loses nothing: `waiting` drops what the cache holds
         if self.queued == 0:
@@ -160,18 +160,22 @@ class MtpDrafter:
             self._prefill(state)
         work = [(state, state.ready) for state in states if state.ready]
         if work:
-            self._pass(work, prefill=False)
+            self._pass(work)
 
     def _prefill(self, state: State) -> None:
+        """Fill a long queue in, all but its last slots: drafts begin at the output of the very last."""
         while state.ready > FEW:
-            self._pass([(state, min(state.ready, self.chunk))], prefill=True)
+            count = min(state.ready - 1, self.chunk)
+            features = self.head.fuse(state.waiting()[:count], prefill=True)
+            batch = make_pass([(state.cache, state.next_tokens(count))], last_only=True, prefill=True)
+            self.head.fill(features, batch)
+            state.keep(count, None)
 
-    def _pass(self, work: list[tuple[State, int]], prefill: bool) -> None:
+    def _pass(self, work: list[tuple[State, int]]) -> None:
         """Run the next slots of each sequence on the target's features."""
         features = torch.cat([state.waiting()[:count] for state, count in work])
         feeding = [(state.cache, state.next_tokens(count)) for state, count in work]
-        batch = make_pass(feeding, last_only=True, prefill=prefill)
-        outputs = self.head.forward(self.head.fuse(features, prefill), batch)
+        outputs = self.head.forward(self.head.fuse(features, prefill=False), make_pass(feeding, last_only=True))
         for (state, count), last in zip(work, outputs, strict=True):
             state.keep(count, last)
 

@@ -32,13 +32,21 @@ def run_layer(
     kernels: Kernels, config: DecoderConfig, layer: Layer, x: Tensor, batch: Pass, pages: LayerPages, angles: Angles
 ) -> Tensor:
     """[rows, hidden] → [rows, hidden]; keys and values of every row are written to its sequence's pages."""
-    prefill, spans, layout = batch.prefill, batch.spans, config.layout
-    qkv = kernels.linear(kernels.rms_norm(x, layer.input_norm, config.eps), layer.qkv, prefill)
-    kernels.place(qkv, layout, spans, pages, angles, layer.head_norms)
-    out = kernels.attention(qkv, layout, spans, pages, layer.window, prefill)
+    prefill = batch.prefill
+    qkv = write_keys(kernels, config, layer, x, batch, pages, angles)
+    out = kernels.attention(qkv, config.layout, batch.spans, pages, layer.window, prefill)
     x = kernels.add_linear(out, layer.output, x, prefill)
     inner = kernels.gated_linear(kernels.rms_norm(x, layer.post_norm, config.eps), layer.gate_up, prefill)
     return kernels.add_linear(inner, layer.down, x, prefill)
+
+
+def write_keys(
+    kernels: Kernels, config: DecoderConfig, layer: Layer, x: Tensor, batch: Pass, pages: LayerPages, angles: Angles
+) -> Tensor:
+    """The first part of a block, up to the keys and values in their pages: queries, keys and values [rows, …]."""
+    qkv = kernels.linear(kernels.rms_norm(x, layer.input_norm, config.eps), layer.qkv, batch.prefill)
+    kernels.place(qkv, config.layout, batch.spans, pages, angles, layer.head_norms)
+    return qkv
 
 
 class Loader:

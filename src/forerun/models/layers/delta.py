@@ -53,11 +53,16 @@ class AttentionMixer:
     ) -> Tensor:
         """[rows, hidden] → `before` and what it adds; every row's keys and values go to its sequence's pages."""
         layout = self.layout
-        projected = kernels.linear(x, self.project, batch.prefill)
-        kernels.place(projected, layout, batch.spans, pages, angles, self.head_norms)
+        projected = self.write_keys(kernels, x, batch, pages, angles)
         out = kernels.attention(projected, layout, batch.spans, pages, 0, batch.prefill)
         out = kernels.sigmoid_gate(out, projected, layout.width)
         return kernels.add_linear(out, self.output, before, batch.prefill)
+
+    def write_keys(self, kernels: Kernels, x: Tensor, batch: Pass, pages: LayerPages, angles: Angles) -> Tensor:
+        """Queries, keys, values and gates [rows, …]; keys and values are in their pages."""
+        projected = kernels.linear(x, self.project, batch.prefill)
+        kernels.place(projected, self.layout, batch.spans, pages, angles, self.head_norms)
+        return projected
 
     def matrices(self) -> list[Matrix]:
         """All weights."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forerun.kernels.interface import HeadLayout, Kernels
 from forerun.kernels.matrix import Matrix
-from forerun.models.layers.block import Layer, run_layer
+from forerun.models.layers.block import Layer, run_layer, write_keys
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.rope import Rope
 from forerun.models.layers.rows import Pass
@@ -35,6 +35,10 @@ class HeadBlock(Protocol):
         """[rows, hidden] → [rows, hidden]; its keys and values live in `batch.pages[0]`."""
         ...
 
+    def fill(self, x: Tensor, batch: Pass) -> None:
+        """Only what later slots read of these: their keys and values."""
+        ...
+
 
 @dataclass(slots=True)
 class PlainBlock:
@@ -52,6 +56,9 @@ class PlainBlock:
     def forward(self, x: Tensor, batch: Pass) -> Tensor:
         angles = self.rope.angles(batch)
         return run_layer(self.kernels, self.config, self.layer, x, batch, batch.pages[0], angles)
+
+    def fill(self, x: Tensor, batch: Pass) -> None:
+        write_keys(self.kernels, self.config, self.layer, x, batch, batch.pages[0], self.rope.angles(batch))
 
 
 @dataclass(slots=True)
@@ -88,16 +95,23 @@ class MtpHead:
 
         `batch.tokens` are the tokens after each slot, `batch.positions` the slots.
         """
+        x = self.block.forward(self._join(hidden, batch), batch)
+        if batch.wanted is not None:
+            x = x[batch.wanted]
+        return self.kernels.rms_norm(x, self.final_norm, self.eps)
+
+    def fill(self, hidden: Tensor, batch: Pass) -> None:
+        """As `forward` for slots whose outputs nobody wants: a prompt's, all but the last."""
+        self.block.fill(self._join(hidden, batch), batch)
+
+    def _join(self, hidden: Tensor, batch: Pass) -> Tensor:
         kernels = self.kernels
         embedded = self.embedding.index_select(0, batch.tokens).to(hidden.dtype)
         pair = [
             kernels.rms_norm(embedded, self.embedding_norm, self.eps),
             kernels.rms_norm(hidden, self.hidden_norm, self.eps),
         ]
-        x = self.block.forward(kernels.linear(torch.cat(pair, dim=1), self.fc, batch.prefill), batch)
-        if batch.wanted is not None:
-            x = x[batch.wanted]
-        return kernels.rms_norm(x, self.final_norm, self.eps)
+        return kernels.linear(torch.cat(pair, dim=1), self.fc, batch.prefill)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Outputs [rows, hidden] → float32 logits [rows, draft vocabulary]."""

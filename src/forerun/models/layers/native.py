@@ -48,6 +48,11 @@ class GatedBlock:
         normed = kernels.rms_norm(x, self.post_norm, self.eps)
         return self.feed_forward.forward(kernels, normed, x, batch.prefill)
 
+    def fill(self, x: Tensor, batch: Pass) -> None:
+        """Only what later slots read of these: their keys and values."""
+        normed = self.kernels.rms_norm(x, self.input_norm, self.eps)
+        self.mixer.write_keys(self.kernels, normed, batch, batch.pages[0], self.rope.angles(batch))
+
 
 def native_head(loader: HybridLoader, embedding: Tensor, output: Matrix, rope: Rope) -> MtpHead | None:
     """The head of a checkpoint; None when it neither has nor declares one."""
