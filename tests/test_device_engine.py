@@ -16,6 +16,8 @@ from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
+from forerun.engine import device_round
+from forerun.engine.controller import Controller
 from forerun.engine.engine import Engine
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
@@ -145,3 +147,14 @@ def test_a_stop_token_ends_the_answer_there(folder: Path, head: Path) -> None:
     wish = request(PROMPTS[2], max_tokens=TOKENS, draft="mtp", draft_tokens=3, stop_ids=frozenset({stop}))
     (sequence,) = run(engine, wish)
     assert sequence.finish_reason == "stop" and sequence.answer == whole[: whole.index(stop)]
+
+
+def test_a_controller_is_asked_again(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that start ahead repeat the last decision, but not for long."""
+    monkeypatch.setattr(device_round, "REPEATS", 1)
+    engine, asked = device_engine(folder, head), []
+    decide = Controller.decide
+    monkeypatch.setattr(Controller, "decide", lambda *args: asked.append(1) or decide(*args))
+    (sequence,) = run(engine, request(PROMPTS[0], max_tokens=TOKENS, draft="auto"))
+    assert len(asked) >= sequence.counters.rounds // 2
+    assert sequence.answer == answers(engine, request(PROMPTS[0], max_tokens=TOKENS))[0]

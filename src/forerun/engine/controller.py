@@ -17,7 +17,7 @@ LEAD = 1.05  # a challenger must promise this much more than the arm in use
 SHORT_GAP, FIRST_GAP, LAST_GAP = 2, 16, 384  # rounds between trials of arms that are losing
 TRIAL = 3  # drafts in a trial, at most
 HOPES = 3  # trials that went well and are soon followed by another
-LAST_PLAIN_GAP, CLEAR = 64, 0.25  # rounds until plain decoding is measured again; more when the lead is above this
+CLEAR, LAST_PLAIN_GAP = 1.3, 64  # plain decoding is measured again while an arm promises less than this, so often
 NEAR = 0.9  # of the rate of the arm in use: worth another look soon
 ALLOWANCE, SHARE = 0.8, 0.013  # what may be lost to plain decoding: so many rounds and this share of the time
 STAKE = 0.6  # rounds that one unlucky round may lose beyond that
@@ -134,7 +134,7 @@ class Controller:
     def _plain_is_due(self, lead: float) -> bool:
         """What all is measured by is measured again now and then, while it could make a difference."""
         self.plain_waited = 0 if self.current.arm is None else self.plain_waited + 1
-        if self.plain_waited < self.plain_gap * max(1.0, (lead - 1) / CLEAR):
+        if lead > CLEAR or self.plain_waited < self.plain_gap:
             return False
         self.plain_waited, self.plain_gap, self.trial = 0, min(LAST_PLAIN_GAP, 2 * self.plain_gap), None
         return True

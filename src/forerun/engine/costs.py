@@ -10,10 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-FRESH = 0.03  # weight of a new measurement: multiples hardly change
-PLAIN_FRESH, OTHER_FRESH = 0.2, 0.15  # the same for how fast the machine is now: of plain passes, of others
+FRESH = 0.1  # weight of a new measurement
+DRIFT = 0.25  # weight of a round in how the machine's speed differs from when plain decoding was last measured
+STEADY = 1.3  # up to this factor it does not: multiples are learned then, and else left alone
 CLIP = 2.0  # a measurement counts for at most this many times the expected one: the machine was busy, not slow
-FEW = 3  # measurements after which a cost tells how fast the machine is
+FEW = 3  # measurements after which a multiple tells how fast the machine is
 FIRST_SLOPE = 0.08  # of a plain pass per further row, until wider passes were measured
 FIRST_DRAFT = {"lookup": 0.005, "mtp": 0.1, "model": 0.3}  # of a plain pass per step, until measured
 OTHER_DRAFT = 0.2
@@ -59,8 +60,9 @@ class CostTable:
 
     def __init__(self, earlier: Proportions | None = None) -> None:
         earlier = earlier or Proportions()
-        self._plain = 0.0  # seconds of a plain pass now; 0: nothing was measured yet
+        self._plain = 0.0  # seconds of a plain pass when last measured; 0: nothing was measured yet
         self._plain_count = 0
+        self._drift = 1.0  # how many times as long everything takes since
         self._passes = {key: Average(times, REMEMBERED) for key, times in earlier.passes.items()}
         self._passes[PLAIN] = Average(1.0, REMEMBERED)
         # Per step: one to catch up, one per token.
@@ -79,7 +81,7 @@ class CostTable:
         else:
             self._learn_pass(key, pass_seconds)
         if drafter is not None and depth > 0:
-            step = draft_seconds / (1 + depth) / self._plain
+            step = draft_seconds / (1 + depth) / self._now()
             # The first draft often has much to catch up with: it starts from the guess and is clipped.
             self._drafts.setdefault(drafter, Average(self._draft_times(drafter), 1)).add(step)
         self._known.clear()
@@ -89,9 +91,11 @@ class CostTable:
         self._plain_count += 1
         if self._plain_count == 1:
             self._plain = seconds
-            return
-        weight = max(PLAIN_FRESH, 1 / self._plain_count)
-        self._plain += weight * (clipped(seconds, self._plain) - self._plain)
+        else:
+            expected = self._now()
+            weight = max(FRESH, 1 / self._plain_count)
+            self._plain = expected + weight * (clipped(seconds, expected) - expected)
+        self._drift = 1.0
 
     def _learn_pass(self, key: tuple[int, int], seconds: float) -> None:
         times = self._times(*key)
@@ -99,9 +103,16 @@ class CostTable:
             self._plain = seconds / times
         average = self._passes.setdefault(key, Average(times, 1))
         if average.count >= FEW:
-            now = clipped(seconds / times, self._plain)
-            self._plain += OTHER_FRESH * (now - self._plain)
-        average.add(seconds / self._plain)
+            self._drift += DRIFT * (clipped(seconds / times / self._plain, self._drift) - self._drift)
+        if self._steady():
+            average.add(seconds / self._plain)
+
+    def _steady(self) -> bool:
+        return 1 / STEADY < self._drift < STEADY
+
+    def _now(self) -> float:
+        """Seconds of a plain pass now. A small drift is noise, or a multiple that is still being learned."""
+        return self._plain if self._steady() else self._plain * self._drift
 
     @property
     def known(self) -> bool:
@@ -120,7 +131,7 @@ class CostTable:
         times = self._known.get(key)
         if times is None:
             times = self._known[key] = self._times(*key)
-        return self._plain * times
+        return self._now() * times
 
     def _times(self, batch: int, rows: int) -> float:
         measured = self._passes.get((batch, rows))
@@ -148,7 +159,7 @@ class CostTable:
 
     def draft_seconds(self, drafter: str, depth: int) -> float:
         """Expected seconds of drafting `depth` tokens."""
-        return self._plain * self._draft_times(drafter) * (1 + depth) if depth else 0.0
+        return self._now() * self._draft_times(drafter) * (1 + depth) if depth else 0.0
 
     def _draft_times(self, drafter: str) -> float:
         measured = self._drafts.get(drafter)

@@ -16,6 +16,7 @@ from torch import Tensor
 from forerun.cache.pages import PagePool
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
+from forerun.engine.controller import Controller
 from forerun.engine.costs import CostTable
 from forerun.engine.following import switch_off, tell
 from forerun.engine.graphs import LANES, Graphs, Replay, lanes_for
@@ -30,6 +31,9 @@ from forerun.models.layers.rows import Pass
 from forerun.sample.row import check_best
 
 
+REPEATS = 7  # rounds that start before anybody has thought about the last one, when a controller decides
+
+
 @dataclass(slots=True)
 class Flight:
     """A round under way."""
@@ -40,6 +44,8 @@ class Flight:
     began: float
     result: Tensor  # [lanes, width + 2] in host memory: chosen tokens, accepted drafts, whether a row was bad
     landed: torch.cuda.Event | None
+    repeats: int  # rounds since somebody decided how to run them
+    typical: bool  # its time tells what such rounds cost: nothing was compiled or captured for it
 
 
 class DeviceRounds:
@@ -106,11 +112,12 @@ class DeviceRounds:
                 self.drafter.leave(sequence.id, sequence.cache.length)
         self._seats = []
 
-    def _start(self, turns: list[Turn], width: int, began: float) -> None:
+    def _start(self, turns: list[Turn], width: int, began: float, repeats: int = 0) -> None:
         lanes = lanes_for(len(turns))
         headed = any(seat.head_pages is not None for seat in self._seats)
         key = (lanes, width, headed)
-        if key not in self._graphs:
+        typical = key in self._graphs
+        if not typical:
             self._capture(key)
         drafts = [min(width - 1, self._depth) if seat.head_pages is not None else 0 for seat in self._seats]
         if self._depth > width - 1:
@@ -124,7 +131,7 @@ class DeviceRounds:
             landed = torch.cuda.Event(blocking=False)
             landed.record()
         self._depth = width - 1
-        self.flight = Flight(turns, drafts, width, began, host, landed)
+        self.flight = Flight(turns, drafts, width, began, host, landed, repeats, typical)
 
     def _capture(self, key: tuple[int, int, bool]) -> None:
         """A capture runs once for nobody: the lanes are cleared for it and seated again."""
@@ -215,18 +222,24 @@ class DeviceRounds:
         results = flight.result.tolist()
         self.flight = None
         if again is not None and self._goes_on(flight, results, again):
-            self._start(flight.turns, flight.width, now)
+            self._start(flight.turns, flight.width, now, flight.repeats + 1)
         took = now - flight.began
         rows = len(flight.turns) * flight.width
         decision = flight.turns[0].decision
-        costs.learn(decision.drafter, max(flight.drafts), rows, 0.0, took, sequences=len(flight.turns))
+        if flight.typical:
+            costs.learn(decision.drafter, max(flight.drafts), rows, 0.0, took, sequences=len(flight.turns))
         for turn, drafted, line in zip(flight.turns, flight.drafts, results, strict=False):
             if turn.sequence.status is Status.RUNNING:
-                self._take(turn, drafted, line[: flight.width], line[flight.width], bool(line[-1]), took)
+                accepted = self._take(turn, drafted, line[: flight.width], line[flight.width], bool(line[-1]), took)
+                if flight.typical:
+                    turn.sequence.policy.learn(turn.decision, drafted, accepted, took)
 
     def _goes_on(self, flight: Flight, results: list[list[int]], running: list[Sequence]) -> bool:
-        """Same sequences, none at its end, and pages for another round."""
+        """Same sequences, none at its end or about to change its mind, and pages for another round."""
         if [turn.sequence for turn in flight.turns] != running:
+            return False
+        policies = [sequence.policy for sequence in running if isinstance(sequence.policy, Controller)]
+        if policies and (flight.repeats >= REPEATS or any(policy.trial for policy in policies)):
             return False
         for turn, line in zip(flight.turns, results, strict=False):
             sequence, tokens = turn.sequence, line[: line[flight.width] + 1]
@@ -237,13 +250,13 @@ class DeviceRounds:
                 return False
         return True
 
-    def _take(self, turn: Turn, drafted: int, chosen: list[int], accepted: int, bad: bool, took: float) -> None:
-        """Emit what the device has accepted and committed."""
+    def _take(self, turn: Turn, drafted: int, chosen: list[int], accepted: int, bad: bool, took: float) -> int:
+        """Emit what the device has accepted and committed; returns how many drafts were."""
         sequence = turn.sequence
         if bad:
             sequence.error = bad_row()
             sequence.finish("error")
-            return
+            return 0
         emitted = 0
         for token in chosen[: accepted + 1]:
             emitted += 1
@@ -253,7 +266,7 @@ class DeviceRounds:
         accepted = min(accepted, emitted)
         sequence.counters.count(turn.decision.arm, drafted, accepted)
         sequence.counters.spend(took, 0.0)
-        sequence.policy.learn(turn.decision, drafted, accepted, took)
+        return accepted
 
 
 def simple(sequence: Sequence) -> bool:
