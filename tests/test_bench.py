@@ -15,7 +15,7 @@ from tiny import tiny_gguf, tiny_model
 import forerun
 from forerun.bench import command, plot, runner
 from forerun.bench.peers import PEERS, LlamaCppPeer, TransformersPeer, gguf_file, load_peer
-from forerun.bench.report import print_report, row, summary, to_data
+from forerun.bench.report import against_best, print_report, row, summary, to_data
 from forerun.bench.runner import PLAIN, Cell, Run, Runner
 from forerun.bench.statistics import geometric_mean, median
 from forerun.bench.workloads import ANSWER_TOKENS, Prompt, Workload, load_workloads
@@ -102,13 +102,24 @@ def test_no_speed_up_for_texts_that_differ() -> None:
     assert broken.ratio is None and broken.whole_ratio is None
     assert to_data([broken])[0]["ratio"] is None
     assert row(broken, 1.0)[3:5] == ["–", "–"]
-    assert summary([cell(), broken]) == ["auto: 3 of 4 texts equal, so no ratio"]
+    assert summary([cell(), broken])[0] == "auto: 3 of 4 texts equal, so no ratio"
     console = Console(record=True, width=200)
     print_report([cell(PLAIN), broken], 1.0, console)
     printed = console.export_text()
     assert (
         "1 of 2" in printed and "no ratio where the texts differ" in printed and "1.50" not in printed.split("auto")[1]
     )
+
+
+def test_auto_is_set_beside_the_best_single_arm_prompt_by_prompt() -> None:
+    def arm(name: str, ratios: list[float]) -> Cell:
+        return Cell("edit", name, 0.0, [Run([1, 2], 0.5, 0.7)] * 3, ratios, ratios, 3)
+
+    cells = [arm(PLAIN, [1.0] * 3), arm("lookup", [1.0, 2.0, 4.0]), arm("mtp", [1.5] * 3), arm("auto", [0.9, 1.8, 3.6])]
+    assert against_best(cells) == "auto over the best single arm: edit 0.90 (0.90–0.90) lookup"
+    losing = [arm("lookup", [0.9] * 3), arm("auto", [0.99] * 3)]
+    assert against_best(losing) == "auto over the best single arm: edit 0.99 (0.99–0.99) plain"
+    assert against_best([arm("lookup", [2.0] * 3)]) is None
 
 
 def test_data_has_exactly_the_documented_fields() -> None:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from forerun.bench.runner import PLAIN, Cell
-from forerun.bench.statistics import geometric_mean
+from forerun.bench.statistics import geometric_mean, median
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 SHOWN_POSITIONS = 4
+ARMS = ("lookup", "mtp", "model")  # beside plain decoding: what a user could have named
 NONE = "–"
 
 
@@ -92,7 +93,26 @@ def summary(cells: Sequence[Cell]) -> list[str]:
             lines.append(f"plain against plain, the noise floor: {geometric_mean(groups)}×, {texts}")
         else:
             lines.append(f"{arm}: {geometric_mean(groups)}× plain over {len(groups)} workloads, {texts}")
-    return lines
+    best = against_best(cells)
+    return lines if best is None else [*lines, best]
+
+
+def against_best(cells: Sequence[Cell]) -> str | None:
+    """`auto` over the best single arm of each workload, prompt by prompt; plain decoding is one of the arms."""
+    parts = []
+    for workload in dict.fromkeys(cell.workload for cell in cells):
+        mine = {cell.arm: cell for cell in cells if cell.workload == workload and cell.ratio is not None}
+        auto = mine.pop("auto", None)
+        if auto is None:
+            continue
+        rates = {arm: median(cell.ratios).value for arm, cell in mine.items() if arm in ARMS}
+        best = max(rates, key=lambda arm: rates[arm], default=None)
+        if best is None or rates[best] < 1:
+            parts.append(f"{workload} {median(auto.ratios)} {PLAIN}")
+        else:
+            pairs = zip(auto.ratios, mine[best].ratios, strict=True)
+            parts.append(f"{workload} {median([ours / theirs for ours, theirs in pairs])} {best}")
+    return "auto over the best single arm: " + ", ".join(parts) if parts else None
 
 
 def remarks(cells: Sequence[Cell], price: float | None) -> list[str]:
