@@ -30,7 +30,6 @@ from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import Pass
 from forerun.sample.row import check_best
 
-
 REPEATS = 7  # rounds that start before anybody has thought about the last one, when a controller decides
 
 
