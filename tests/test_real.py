@@ -29,7 +29,7 @@ PROCESSORS: list[dict[str, Any]] = [
     {"lang_bias": "ru=-inf,zh=-5", "stop": ["\n\n"]},
 ]
 TEMPERATURES = [0.0, 0.7, 1.2]
-LENGTH = 32
+LENGTH = 24
 
 
 @pytest.fixture(scope="session")
