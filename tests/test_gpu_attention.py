@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.gpu import attention as attention_module
-from forerun.kernels.gpu.attention import attention, counters_needed, zero_counters
+from forerun.kernels.gpu.attention import attention
 from forerun.kernels.gpu.placing import place
 from forerun.kernels.interface import Grid, HeadLayout, LayerPages, Span
 from forerun.kernels.prefill import gather
@@ -68,7 +68,7 @@ def fill(layer: LayerPages, layout: HeadLayout, spans: list[Span], seed: int = 5
 def attend(
     qkv: Tensor, layout: HeadLayout, grid: Grid, layer: LayerPages, window: int = 0, softcap: float = 0.0
 ) -> Tensor:
-    counters = zero_counters(qkv.device, counters_needed(layout, len(grid.position), grid.width))
+    counters = torch.zeros(1 << 10, dtype=torch.int32, device=qkv.device)
     out = attention(qkv, layout, grid, layer, window, counters, softcap)
     assert not counters.any()
     return out

@@ -84,3 +84,11 @@ def test_no_rows() -> None:
     assert norms.silu_mul(nothing).shape == (0, 16)
     assert norms.sigmoid_gate(nothing, nothing, 0).shape == (0, 32)
     assert norms.gated_norm(nothing, nothing, 0, random(16), 1e-5).shape == (0, 32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [24, 1100])
+def test_embed(width: int, dtype: torch.dtype) -> None:
+    table, tokens = random(7, width, dtype=dtype), torch.tensor([6, 0, 3, 3], device=DEVICE)
+    assert torch.equal(norms.embed(tokens, table), SLOW.embed(tokens, table))
+    assert norms.embed(tokens[:0], table).shape == (0, width)

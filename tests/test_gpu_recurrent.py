@@ -64,8 +64,7 @@ class Recurrence:
         x = torch.cat([x for x, _ in pairs])
         slots = torch.tensor([slot for slot, _, _ in work], dtype=torch.int32, device=DEVICE)
         grid = Grid(width, torch.zeros_like(slots), torch.zeros(len(work), 1, dtype=torch.int32, device=DEVICE), slots)
-        mixed = recurrent.convolve(x, self.layout, grid, self.layer, self.weight)
-        out = recurrent.delta_rule(mixed, wide, self.layout, grid, self.layer, self.decay)
+        out = recurrent.recurrence(x, wide, self.layout, grid, self.layer, self.weight, self.decay)
         return out.unflatten(0, (len(work), width))
 
     def commit(self, slot: int, count: int) -> None:

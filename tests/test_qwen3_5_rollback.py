@@ -13,12 +13,12 @@ from test_rollback import contents
 from tiny_qwen import tiny_qwen
 
 from forerun.cache.pages import SequenceCache
-from forerun.cache.recurrent import RECORDED
 from forerun.draft.model import ModelDrafter
 from forerun.engine.probe import probe
 from forerun.engine.request import MAX_DEPTH
 from forerun.engine.sequence import Status
 from forerun.errors import ForerunError
+from forerun.kernels.interface import WIDEST
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
@@ -52,8 +52,7 @@ def state_of(model: Decoder, cache: SequenceCache) -> list[torch.Tensor]:
         if isinstance(mixer, DeltaMixer):
             layout = mixer.layout
             mixed, gates = torch.empty(0, layout.width), torch.empty(0, 2 * layout.value_heads)
-            model.kernels.convolve(mixed, layout, [span], mixer.index, mixer.convolution)
-            model.kernels.delta_rule(mixed, gates, layout, [span], mixer.index, mixer.decay, False)
+            model.kernels.recurrence(mixed, gates, layout, [span], mixer.index, mixer.convolution, mixer.decay, False)
     found = []
     for layer in states.layers:
         found += [layer.state[cache.slot].clone(), layer.inputs[cache.slot, :3].clone()]
@@ -214,10 +213,10 @@ def test_a_wide_pass_is_committed_whole(model: Decoder) -> None:
     cache = SequenceCache(pool_for(model))
     cache.grow(40)
     with torch.inference_mode():
-        model.forward(make_pass([(cache, list(range(RECORDED + 1)))], last_only=True))
+        model.forward(make_pass([(cache, list(range(WIDEST + 1)))], last_only=True))
         with pytest.raises(AssertionError, match="whole"):
             cache.commit(3)
-    assert RECORDED > MAX_DEPTH
+    assert WIDEST > MAX_DEPTH
     cache.release()
 
 

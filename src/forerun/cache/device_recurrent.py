@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.cache.recurrent import RECORDED, SlotContents
-from forerun.kernels.interface import DeltaLayout, RecurrentLayer, SpanState, Staged
+from forerun.cache.recurrent import SlotContents, Slots
+from forerun.kernels.interface import WIDEST, DeltaLayout, RecurrentLayer, SpanState, Staged
 
 
 @dataclass(slots=True)
@@ -39,54 +39,43 @@ class DeviceContents(SlotContents):
     decoded: bool
 
 
-class DeviceStates:
+class DeviceStates(Slots):
     """The state of all sequences, for all recurrent layers; slot number `count` is spare, for lanes that idle."""
 
     def __init__(self, layout: DeltaLayout, layers: int, slots: int, device: torch.device) -> None:
-        self.layout, self.count, self.device = layout, slots, device
+        super().__init__(slots)
+        self.layout, self.device = layout, device
         every = slots + 1
         heads = layout.value_heads, layout.key_size, layout.value_size
         # Each in one piece, so that a slot of all layers is one copy.
         self._state = torch.zeros(layers, every, *heads, device=device)
-        self._inputs = torch.zeros(layers, every, layout.window - 1 + RECORDED, layout.width, device=device)
-        self._record = torch.zeros(layers, 2, every, RECORDED, layout.record, device=device)
+        self._inputs = torch.zeros(layers, every, layout.window - 1 + WIDEST, layout.width, device=device)
+        self._record = torch.zeros(layers, 2, every, WIDEST, layout.record, device=device)
         self.kept = torch.zeros(every, dtype=torch.int32, device=device)
         self.parity = torch.zeros(every, dtype=torch.int32, device=device)
         self.layers = [
             DeviceLayer(state, inputs, record, self.kept, self.parity)
             for state, inputs, record in zip(self._state, self._inputs, self._record, strict=True)
         ]
-        self._free = list(reversed(range(slots)))
         self._decoded: set[int] = set()  # slots that may have rows to replay
 
     @staticmethod
     def bytes_per_slot(layout: DeltaLayout, layers: int) -> int:
         """Memory one sequence needs; the spare slot needs as much."""
         state = layout.values * layout.key_size
-        inputs = (layout.window - 1 + RECORDED) * layout.width
-        return 4 * layers * (state + inputs + 2 * RECORDED * layout.record)
-
-    @property
-    def free(self) -> int:
-        """Slots nobody holds."""
-        return len(self._free)
-
-    @property
-    def unowned(self) -> list[int]:
-        """The numbers of free slots."""
-        return list(self._free)
+        inputs = (layout.window - 1 + WIDEST) * layout.width
+        return 4 * layers * (state + inputs + 2 * WIDEST * layout.record)
 
     def take(self) -> int:
         """Hand out a slot with the state of an empty sequence."""
-        assert self._free, "the scheduler starts a sequence only when a slot is free"
-        slot = self._free.pop()
+        slot = super().take()
         for part in (self._state[:, slot], self._inputs[:, slot], self.kept[slot], self.parity[slot]):
             part.zero_()
         return slot
 
     def give_back(self, slot: int) -> None:
         """Take a slot back."""
-        self._free.append(slot)
+        super().give_back(slot)
         self._decoded.discard(slot)
 
     def span(self, slot: int, count: int) -> SpanState:
@@ -105,7 +94,7 @@ class DeviceStates:
         """Keep `count` rows of the last pass; after a decode pass as `committed` says of the device."""
         slot, staged = state.slot, state.staged
         if staged is None:
-            assert 0 <= count <= RECORDED
+            assert 0 <= count <= WIDEST
             self.kept[slot].fill_(count)
             self.parity[slot].bitwise_xor_(1)
             self.committed(slot)

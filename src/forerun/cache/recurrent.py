@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.kernels.interface import DeltaLayout, RecurrentLayer, SpanState, Staged
-
-RECORDED = 16  # rows of a pass that can be taken back one by one: the widest round
+from forerun.kernels.interface import WIDEST, DeltaLayout, RecurrentLayer, SpanState, Staged
 
 
 @dataclass(slots=True)
@@ -26,30 +24,12 @@ class SlotContents:
     kept: Tensor
 
 
-class StateSlots:
-    """The state of all sequences, for all recurrent layers. Memory is touched only when a slot is handed out."""
+class Slots:
+    """Who holds which slot."""
 
-    def __init__(self, layout: DeltaLayout, layers: int, slots: int, device: torch.device) -> None:
-        self.layout, self.count, self.device = layout, slots, device
-        self._kept = torch.zeros(layers, 2, slots, dtype=torch.long)
-        past = layout.window - 1
-        self.layers = [
-            RecurrentLayer(
-                torch.empty(slots, layout.value_heads, layout.key_size, layout.value_size, device=device),
-                torch.empty(slots, past + RECORDED, layout.width, device=device),
-                torch.empty(slots, RECORDED, layout.record, device=device),
-                self._kept[layer],
-            )
-            for layer in range(layers)
-        ]
-        self._free = list(reversed(range(slots)))
-
-    @staticmethod
-    def bytes_per_slot(layout: DeltaLayout, layers: int) -> int:
-        """Memory one sequence needs."""
-        state = layout.values * layout.key_size
-        inputs = (layout.window - 1 + RECORDED) * layout.width
-        return 4 * layers * (state + inputs + RECORDED * layout.record)
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(reversed(range(count)))
 
     @property
     def free(self) -> int:
@@ -62,22 +42,52 @@ class StateSlots:
         return list(self._free)
 
     def take(self) -> int:
-        """Hand out a slot with the state of an empty sequence."""
+        """Hand out a slot."""
         assert self._free, "the scheduler starts a sequence only when a slot is free"
-        slot = self._free.pop()
+        return self._free.pop()
+
+    def give_back(self, slot: int) -> None:
+        """Take a slot back."""
+        self._free.append(slot)
+
+
+class StateSlots(Slots):
+    """The state of all sequences, for all recurrent layers. Memory is touched only when a slot is handed out."""
+
+    def __init__(self, layout: DeltaLayout, layers: int, slots: int, device: torch.device) -> None:
+        super().__init__(slots)
+        self.layout, self.device = layout, device
+        self._kept = torch.zeros(layers, 2, slots, dtype=torch.long)
+        past = layout.window - 1
+        self.layers = [
+            RecurrentLayer(
+                torch.empty(slots, layout.value_heads, layout.key_size, layout.value_size, device=device),
+                torch.empty(slots, past + WIDEST, layout.width, device=device),
+                torch.empty(slots, WIDEST, layout.record, device=device),
+                self._kept[layer],
+            )
+            for layer in range(layers)
+        ]
+
+    @staticmethod
+    def bytes_per_slot(layout: DeltaLayout, layers: int) -> int:
+        """Memory one sequence needs."""
+        state = layout.values * layout.key_size
+        inputs = (layout.window - 1 + WIDEST) * layout.width
+        return 4 * layers * (state + inputs + WIDEST * layout.record)
+
+    def take(self) -> int:
+        """Hand out a slot with the state of an empty sequence."""
+        slot = super().take()
         for layer in self.layers:
             for part in (layer.state, layer.inputs, layer.record):
                 part[slot] = 0
         self._kept[:, :, slot] = 0
         return slot
 
-    def give_back(self, slot: int) -> None:
-        """Take a slot back."""
-        self._free.append(slot)
-
     def span(self, slot: int, count: int) -> SpanState:
         """Where the next `count` rows of a sequence find and leave their state."""
-        return SpanState(slot, self.layers, self._stage(count) if count > RECORDED else None)
+        return SpanState(slot, self.layers, self._stage(count) if count > WIDEST else None)
 
     def _stage(self, count: int) -> Staged:
         layout, layers = self.layout, len(self.layers)

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from forerun.cache.pages import PagePool
 from forerun.engine.sequence import Sequence
+from forerun.kernels.interface import WIDEST
 from forerun.sample.noise import split_seed
-
-WIDEST = 16  # rows of a lane
 
 
 @dataclass(slots=True)

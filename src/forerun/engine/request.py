@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forerun.errors import ForerunError
+from forerun.kernels.interface import WIDEST
 from forerun.sample.parameters import SamplingParams
 
 DraftChoice = Literal["auto", "off", "lookup", "mtp", "model"]
@@ -13,7 +14,7 @@ AcceptChoice = Literal["coupled", "rejection"]
 
 DRAFT_CHOICES = ("auto", "off", "lookup", "mtp", "model")
 ACCEPT_CHOICES = ("coupled", "rejection")
-MAX_DEPTH = 15  # drafts per round; a round has at most one row more
+MAX_DEPTH = WIDEST - 1  # drafts per round
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,27 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from forerun.kernels.interface import Angles, Expert, Experts, HeadLayout, HeadNorms, LayerPages, Rows
+from forerun.kernels.interface import (
+    Angles,
+    Decay,
+    DeltaLayout,
+    Expert,
+    Experts,
+    HeadLayout,
+    HeadNorms,
+    LayerPages,
+    Rows,
+)
 from forerun.kernels.matrix import Matrix
 
 
 class Composed(ABC):
     """One after another."""
+
+    joins_gates = False
+
+    def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
+        return table.index_select(0, tokens)
 
     @abstractmethod
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor: ...
@@ -30,6 +45,40 @@ class Composed(ABC):
     @abstractmethod
     def store(self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages) -> None:
         """Write the keys and values of all rows into the pages of their sequences."""
+
+    @abstractmethod
+    def convolve(self, x: Tensor, layout: DeltaLayout, spans: Rows, layer: int, weight: Tensor) -> Tensor:
+        """silu of a causal convolution per channel of x's first columns: [rows, layout.width]; weight [window, width].
+
+        Takes part in `Span.state`: see `RecurrentLayer`.
+        """
+
+    @abstractmethod
+    def delta_rule(
+        self,
+        mixed: Tensor,
+        gates: Tensor,
+        layout: DeltaLayout,
+        spans: Rows,
+        layer: int,
+        decay: Decay,
+        prefill: bool,
+    ) -> Tensor:
+        """The recurrence over the rows of each sequence; mixed [rows, layout.width] from `convolve`."""
+
+    def recurrence(
+        self,
+        x: Tensor,
+        gates: Tensor,
+        layout: DeltaLayout,
+        spans: Rows,
+        layer: int,
+        convolution: Tensor,
+        decay: Decay,
+        prefill: bool,
+    ) -> Tensor:
+        mixed = self.convolve(x, layout, spans, layer, convolution)
+        return self.delta_rule(mixed, gates, layout, spans, layer, decay, prefill)
 
     def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool) -> Tensor:
         return before + self.linear(x, matrix, prefill)

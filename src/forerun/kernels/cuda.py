@@ -36,17 +36,21 @@ class CudaKernels:
     """Weights in floating point."""
 
     name = "cuda"
+    joins_gates = True
 
     def __init__(self, device: torch.device) -> None:
         self.products = Products(device)
         self.device = device
-        self.counters = attend.zero_counters(device, 1 << 16)
+        self.counters = torch.zeros(1 << 16, dtype=torch.int32, device=device)  # of attention
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
         return self.float_matrix(weight.float() if isinstance(weight, Rounded) else weight, bias)
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         return FloatMatrix(weight.contiguous(), None if bias is None else bias.contiguous())
+
+    def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
+        return norms.embed(tokens, table)
 
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
         if prefill:
@@ -96,27 +100,23 @@ class CudaKernels:
     def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
         return norms.sigmoid_gate(x, gate, first)
 
-    def convolve(self, x: Tensor, layout: DeltaLayout, spans: Rows, layer: int, weight: Tensor) -> Tensor:
-        grid = on_device(spans)
-        if grid.chunk is not None:
-            return recurrent_prefill.convolve(x, layout, [grid.chunk], layer, weight)
-        return recurrent.convolve(x, layout, grid, state_of(grid, layer), weight)
-
-    def delta_rule(
+    def recurrence(
         self,
-        mixed: Tensor,
+        x: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
         spans: Rows,
         layer: int,
+        convolution: Tensor,
         decay: Decay,
         prefill: bool,
     ) -> Tensor:
         grid = on_device(spans)
         if prefill:
             assert grid.chunk is not None
+            mixed = recurrent_prefill.convolve(x, layout, [grid.chunk], layer, convolution)
             return recurrent_prefill.delta_rule(mixed, gates, layout, [grid.chunk], layer, decay)
-        return recurrent.delta_rule(mixed, gates, layout, grid, state_of(grid, layer), decay)
+        return recurrent.recurrence(x, gates, layout, grid, state_of(grid, layer), convolution, decay)
 
     def gated_norm(self, x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
         return norms.gated_norm(x, gate, first, weight, eps)

@@ -177,6 +177,7 @@ class Stacked:
 
 
 Experts = list[Expert] | Stacked
+WIDEST = 16  # rows of one sequence in a decode pass: a token that is known and up to 15 drafts
 Rows = list[Span] | Grid  # where the rows of a pass are: as the host knows it, or on a device
 
 
@@ -194,6 +195,7 @@ class Kernels(Protocol):
     """
 
     name: str
+    joins_gates: bool  # the gates of a recurrence are columns of its projection: a launch less where weights are floats
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
         """Pack weight [out, in] the way `linear` wants it; weights that are stored in 8 bits may come as they are."""
@@ -201,6 +203,10 @@ class Kernels(Protocol):
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         """As `matrix`, for weights that are never rounded: routers, gates of a recurrence, the input of a head."""
+        ...
+
+    def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
+        """The rows of table [vocab, hidden] that tokens [rows] name."""
         ...
 
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
@@ -252,27 +258,22 @@ class Kernels(Protocol):
         """x [rows, width] · sigmoid of columns `first` and following of gate; a gate with one column left is shared."""
         ...
 
-    def convolve(self, x: Tensor, layout: DeltaLayout, spans: Rows, layer: int, weight: Tensor) -> Tensor:
-        """silu of a causal convolution per channel of x's first columns: [rows, layout.width]; weight [window, width].
-
-        Takes part in `Span.state`: see `RecurrentLayer`.
-        """
-        ...
-
-    def delta_rule(
+    def recurrence(
         self,
-        mixed: Tensor,
+        x: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
         spans: Rows,
         layer: int,
+        convolution: Tensor,
         decay: Decay,
         prefill: bool,
     ) -> Tensor:
-        """The recurrence S ← αS, S ← S + k·β(v − Sᵀk), out = Sᵀq over the rows of each sequence, in float32.
+        """The gated delta rule over the rows of each sequence, in float32: [rows, layout.values].
 
-        mixed [rows, layout.width] from `convolve`, gates [rows, 2 · value heads] (β's input, then α's)
-        → [rows, layout.values]. Takes part in `Span.state`.
+        The first columns of x become queries, keys and values by silu of a causal convolution per channel, weights
+        `convolution` [window, layout.width]; gates [rows, 2 · value heads] are β's inputs, then α's. Then for each
+        row S ← αS, S ← S + k·β(v − Sᵀk), out = Sᵀq. Takes part in `Span.state`: see `RecurrentLayer`.
         """
         ...
 
@@ -281,7 +282,7 @@ class Kernels(Protocol):
         ...
 
     def route(self, logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        """The `top` largest of each row, largest first, and their softmax: ids [rows, top] int64, weights float32."""
+        """The `top` largest of each row, in some order, and their softmax: ids [rows, top] int64, weights float32."""
         ...
 
     def pack_experts(self, experts: list[Expert]) -> Experts:

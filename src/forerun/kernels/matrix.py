@@ -14,6 +14,7 @@ from forerun.errors import ForerunError
 # pair of products can saturate the 16-bit accumulators of CPUs that lack VNNI.
 DIGIT = 128
 HIGHEST = 63 * DIGIT + 63
+BLOCK = 1024  # rows that are rounded at once: they fit into a core's cache
 
 
 @dataclass(slots=True)
@@ -84,12 +85,16 @@ def round_to_int8(weight: Weight) -> tuple[Tensor, Tensor]:
     """Symmetric rounding per output row: returns int8 values [out, in] and float32 scales [out]."""
     if isinstance(weight, Rounded):
         return weight.values, weight.scale
-    weight = weight.float()
-    scale = weight.abs().amax(dim=1) / 127
+    values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(len(weight), device=weight.device)
+    for part, target, factor in zip(*(x.split(BLOCK) for x in (weight, values, scale)), strict=True):
+        part = part.float()
+        factor.copy_(part.abs().amax(dim=1) / 127)
+        factor[factor == 0] = 1
+        target.copy_((part / factor[:, None]).round_().clamp_(-127, 127))
     if not bool(scale.isfinite().all()):
         raise ForerunError("the weights hold values that are infinite or not a number: the checkpoint is broken")
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return (weight / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
+    return values, scale
 
 
 def split_digits(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

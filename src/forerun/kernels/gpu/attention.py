@@ -8,13 +8,13 @@ anything but the model's shape; a block that a row does not see changes no bit o
 
 import math
 import typing
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import Grid, HeadLayout, LayerPages
 
 TILE = 16  # rows of a product: the least that tensor cores take
@@ -151,6 +151,7 @@ def _attend(
     split = tl.program_id(0)
     lane = tl.program_id(1)
     sequence = tl.program_id(2)
+    after_previous()
     kv_head = lane % KV_HEADS
     first_row = lane // KV_HEADS * TILE  # of the sequence's width · GROUP
     begin = tl.load(position + sequence)
@@ -210,17 +211,6 @@ def _attend(
         tl.store(out + target[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=shown)
 
 
-@cache
-def zero_counters(device: torch.device, size: int) -> Tensor:
-    """Counters for `attention`, one set for all its calls on a stream. Ask before a graph is captured, not inside."""
-    return torch.zeros(size, dtype=torch.int32, device=device)
-
-
-def counters_needed(layout: HeadLayout, sequences: int, width: int) -> int:
-    """One for each tile of each key head of each sequence."""
-    return sequences * layout.kv_heads * triton.cdiv(width * (layout.heads // layout.kv_heads), TILE)
-
-
 def splits(layout: HeadLayout) -> int:
     """Splits of the keys, a power of 2: enough programs for a GPU when there is one sequence."""
     wanted = max(8, min(32, PROGRAMS // layout.kv_heads))
@@ -275,5 +265,6 @@ def attention(
         softcap * LOG2_E,
         num_warps=4,
         num_stages=3,
+        launch_pdl=overlaps(qkv.device),
     )
     return out

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.sample import noise, portable
 
 BLOCK = 2048  # tokens per program
@@ -99,6 +100,7 @@ def _best_of_block(
     BLOCK: tl.constexpr,
 ) -> None:
     """The best score and its token in one block of one row; the score is +∞ where a logit is NaN or +∞."""
+    after_previous()
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = block * BLOCK + tl.arange(0, BLOCK)
     logit = tl.load(logits + row * row_stride + column, mask=column < VOCAB, other=-_INFINITY).to(tl.float32)
@@ -147,6 +149,7 @@ def _best_of_row(
     PADDED: tl.constexpr,
 ) -> None:
     """The best block of a row; the first of equals holds the lower ids."""
+    after_previous()
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, PADDED)
     value = tl.load(values + row * BLOCKS + block, mask=block < BLOCKS, other=-_INFINITY)
@@ -204,6 +207,7 @@ def choose_tokens(
         BLOCK=BLOCK,
         num_warps=WARPS,
         enable_fp_fusion=False,
+        launch_pdl=overlaps(logits.device),
     )
     _best_of_row[(rows,)](
         values,
@@ -214,4 +218,5 @@ def choose_tokens(
         BLOCKS=blocks,
         PADDED=triton.next_power_of_2(blocks),
         num_warps=1,
+        launch_pdl=overlaps(logits.device),
     )

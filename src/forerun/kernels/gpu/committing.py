@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDEST = 16  # rows of a lane, at most
+from forerun.kernels.gpu.overlap import after_previous, overlaps
+from forerun.kernels.interface import WIDEST
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -31,6 +32,7 @@ def _accept(
     WIDEST: tl.constexpr,
 ) -> None:
     """One lane."""
+    after_previous()
     lane = tl.program_id(0)
     row = tl.arange(0, WIDEST)
     known = row < width
@@ -107,4 +109,5 @@ def accept(
         width,
         WIDEST=WIDEST,
         num_warps=1,
+        launch_pdl=overlaps(tokens.device),
     )

@@ -11,12 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.gpu.recurrent import aligned
+from forerun.kernels.gpu.overlap import after_previous, overlaps
 
 OUTPUTS = 4  # columns of a program
 # Inputs of one step of a product. On the way in, 16 bytes for each thread of four warps: what a thread has of the row
 # is then what it multiplies. On the way out one warp does all, and asks for the next expert before it has this one.
 STEP_IN, STEP_OUT = 1024, 512
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Rows one after another from an address that any load may start at: Triton compiles other code for others."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def route(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
@@ -38,6 +44,7 @@ def route(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
         TOP=top,
         BLOCK=block,
         num_warps=1 if block <= 256 else 4,
+        launch_pdl=overlaps(logits.device),
     )
     return ids, weights
 
@@ -52,6 +59,7 @@ def _route(
     TOP: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
+    after_previous()
     row = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, BLOCK)
     inside = number < EXPERTS
@@ -79,14 +87,14 @@ def experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tens
     (rows, top), (hidden, inner) = ids.shape, down.shape[1:]
     assert gate_up.is_contiguous() and down.is_contiguous() and gate_up.shape[1:] == (2 * inner, hidden)
     between = torch.empty(rows * top, inner, dtype=x.dtype, device=x.device)
-    out = torch.empty_like(x)
+    out, early = torch.empty_like(x), overlaps(x.device)
     step = min(STEP_IN, triton.next_power_of_2(hidden))
     _enter[(rows * top, triton.cdiv(inner, OUTPUTS))](
-        x, ids, gate_up, between, hidden, inner, top, OUTPUTS, step, num_warps=max(1, step // 256)
+        x, ids, gate_up, between, hidden, inner, top, OUTPUTS, step, num_warps=max(1, step // 256), launch_pdl=early
     )
     step = min(STEP_OUT, triton.next_power_of_2(inner))
     _leave[(rows, triton.cdiv(hidden, OUTPUTS))](
-        between, ids, weights, down, out, hidden, inner, top, OUTPUTS, step, num_warps=1
+        between, ids, weights, down, out, hidden, inner, top, OUTPUTS, step, num_warps=1, launch_pdl=early
     )
     return out
 
@@ -104,6 +112,7 @@ def _enter(
     INPUTS: tl.constexpr,
 ) -> None:
     """silu(gate) · up of a few inner columns, for one row and one of its experts: between [rows · top, inner]."""
+    after_previous()
     pair = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     source = tl.arange(0, INPUTS)
@@ -139,6 +148,7 @@ def _leave(
     INPUTS: tl.constexpr,
 ) -> None:
     """A few columns of one row: its experts' answers, weighted and added in the order of `ids`."""
+    after_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     source = tl.arange(0, INPUTS)

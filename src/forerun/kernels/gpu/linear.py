@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from forerun.kernels.gpu.overlap import let_next_in, overlaps, wait_for_previous
 from forerun.kernels.matrix import FloatMatrix
 
 MULTIPROCESSORS = 132  # tilings are chosen for a large GPU; a smaller one runs the same programs in more waves
@@ -42,6 +43,7 @@ def tiling(outputs: int, inputs: int, gated: bool, tile: int = ROWS) -> Tiling:
     shortest = 64 if inputs < 1024 else 128
     while programs * splits < 2 * MULTIPROCESSORS and splits < 8 and shortest * splits < inputs:
         splits *= 2
+    splits = -(-inputs // split_inputs(inputs, splits))  # those that have any
     return Tiling(tile, width, step, splits, 4, 3 if step == 128 else 4)
 
 
@@ -75,6 +77,7 @@ def _product(
     """OUTPUTS counts columns of the result; a gated matrix has twice as many rows, gates first."""
     block, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = split * SPLIT_INPUTS
+    wait_for_previous()
     total = tl.zeros((ROW_TILE, OUT_TILE), tl.float32)
     gate_total = tl.zeros((ROW_TILE, OUT_TILE), tl.float32)
     for step in range(SPLIT_INPUTS // IN_TILE):
@@ -87,6 +90,7 @@ def _product(
         else:
             weights = weight.load([block * OUT_TILE, place])
         total = tl.dot(values, weights.T, total, input_precision=PRECISION)
+    let_next_in()  # not before: two kernels that read weights at once hinder each other
 
     row = tile * ROW_TILE + tl.arange(0, ROW_TILE)
     column = block * OUT_TILE + tl.arange(0, OUT_TILE)
@@ -174,6 +178,7 @@ class Products:
             "ieee" if x.dtype == torch.float32 else "tf32",
             num_warps=cut.warps,
             num_stages=cut.stages,
+            launch_pdl=overlaps(x.device),
         )
         return out
 

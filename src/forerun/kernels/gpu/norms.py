@@ -1,4 +1,4 @@
-"""Norms, activations and gates: the element-wise operations around products, in float32 inside.
+"""Embedding, norms, activations and gates: the element-wise operations around products, in float32 inside.
 
 One program per row, per head of a row, or per block of columns of a row: the row count is the grid and nothing else.
 """
@@ -10,8 +10,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.overlap import after_previous, overlaps
+
 COLUMNS = 1024  # of a row in one program of an element-wise operation
 WIDEST = 16384  # row that a norm holds in one program
+
+
+@triton.jit
+def _embed(tokens: typing.Any, table: typing.Any, out: typing.Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    after_previous()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(tokens + row)
+    value = tl.load(table + token * WIDTH + column, mask=column < WIDTH)
+    tl.store(out + row * WIDTH + column, value, mask=column < WIDTH)
 
 
 @triton.jit
@@ -27,8 +39,9 @@ def _rms_norm(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    after_previous()
+    wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps) * factor
     tl.store(out + row * WIDTH + column, wide.to(out.dtype.element_ty), mask=inside)
 
@@ -40,6 +53,7 @@ def _silu_mul(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
+    after_previous()
     gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     result = gate / (1.0 + tl.exp(-gate)) * up
@@ -60,6 +74,7 @@ def _sigmoid_gate(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
+    after_previous()
     wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if SHARED:
         mine = tl.load(gate + row * gate_stride).to(tl.float32)
@@ -86,12 +101,23 @@ def _gated_norm(
     column = tl.arange(0, BLOCK)
     inside = column < SIZE
     first = tl.program_id(1) * SIZE
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    after_previous()
     wide = tl.load(x + row * x_stride + first + column, mask=inside, other=0.0).to(tl.float32)
     mine = tl.load(gate + row * gate_stride + first + column, mask=inside, other=0.0).to(tl.float32)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps) * factor
     wide = wide * (mine / (1.0 + tl.exp(-mine)))
     tl.store(out + row * (HEADS * SIZE) + first + column, wide.to(out.dtype.element_ty), mask=inside)
+
+
+def embed(tokens: Tensor, table: Tensor) -> Tensor:
+    """Rows [rows, width] of table [vocab, width]; tokens [rows] int64."""
+    rows, width = len(tokens), table.shape[1]
+    assert table.is_contiguous()
+    out = torch.empty(rows, width, dtype=table.dtype, device=table.device)
+    if rows:
+        _embed[_blocks(rows, width)](tokens, table, out, width, COLUMNS, num_warps=4, launch_pdl=overlaps(table.device))
+    return out
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -101,7 +127,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if rows:
         block = triton.next_power_of_2(width)
-        _rms_norm[(rows,)](x, weight, out, eps, x.stride(0), width, block, num_warps=_warps(block))
+        early = overlaps(x.device)
+        _rms_norm[(rows,)](x, weight, out, eps, x.stride(0), width, block, num_warps=_warps(block), launch_pdl=early)
     return out
 
 
@@ -111,7 +138,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     assert gate_up.stride(1) == 1
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        _silu_mul[_blocks(rows, width)](gate_up, out, gate_up.stride(0), width, COLUMNS, num_warps=4)
+        _silu_mul[_blocks(rows, width)](
+            gate_up, out, gate_up.stride(0), width, COLUMNS, num_warps=4, launch_pdl=overlaps(out.device)
+        )
     return out
 
 
@@ -123,7 +152,16 @@ def sigmoid_gate(x: Tensor, gate: Tensor, first: int) -> Tensor:
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if rows:
         _sigmoid_gate[_blocks(rows, width)](
-            x, gate[:, first:], out, x.stride(0), gate.stride(0), left == 1, width, COLUMNS, num_warps=4
+            x,
+            gate[:, first:],
+            out,
+            x.stride(0),
+            gate.stride(0),
+            left == 1,
+            width,
+            COLUMNS,
+            num_warps=4,
+            launch_pdl=overlaps(x.device),
         )
     return out
 
@@ -148,6 +186,7 @@ def gated_norm(x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) 
             size,
             block,
             num_warps=_warps(block),
+            launch_pdl=overlaps(x.device),
         )
     return out
 

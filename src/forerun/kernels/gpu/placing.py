@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import Grid, HeadLayout, LayerPages
 
 
@@ -81,6 +82,7 @@ def _place(
     REST_BLOCK: tl.constexpr,
 ) -> None:
     """One head of one row. The thread that has column i of a pair also has column i + HALF, so in place is safe."""
+    after_previous()
     row = tl.program_id(0)
     head = tl.program_id(1)  # queries, then keys, then values
     sequence = row // width
@@ -161,4 +163,5 @@ def place(
         triton.next_power_of_2(half),
         triton.next_power_of_2(max(1, layout.size - 2 * half)),
         num_warps=1,
+        launch_pdl=overlaps(qkv.device),
     )

@@ -1,7 +1,8 @@
 """Recurrent layers in decode passes: the convolution and the gated delta rule of a few rows of each sequence.
 
-`DeviceLayer` says what is kept between passes. What a row writes down is read back by another pass, so its arithmetic
-has to be the same there: old and new rows go through one loop, whose body exists once in the compiled code.
+`DeviceLayer` says what is kept between passes. All that rows can do side by side happens in one launch, which records
+them: convolution, norms, gates. A second one takes the recorded rows one after another, first those of the last pass
+that count and then the new ones: one loop for both, whose body exists once in the compiled code.
 """
 
 import typing
@@ -12,108 +13,34 @@ import triton.language as tl
 from torch import Tensor
 
 from forerun.cache.device_recurrent import DeviceLayer
+from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import Decay, DeltaLayout, Grid
 from forerun.kernels.reference_recurrent import L2_EPS
 
-CHANNELS = 64  # of a program of the convolution
+WARPS = 16  # of a program that prepares rows: four entries for each thread
 TILE = 2048  # entries of a program's part of a state matrix: 64 registers of each thread of one warp
 
 
-def aligned(x: Tensor) -> Tensor:
-    """Rows one after another from an address that any load may start at: Triton compiles other code for others."""
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
-
-
-def convolve(x: Tensor, layout: DeltaLayout, grid: Grid, layer: DeviceLayer, weight: Tensor) -> Tensor:
-    """silu of a causal convolution per channel of x's first columns: [rows, layout.width]; weight [window, width]."""
-    out = torch.empty(len(x), layout.width, dtype=x.dtype, device=x.device)
-    assert x.stride(1) == 1 and weight.is_contiguous() and grid.width <= layer.rows
-    programs = (triton.cdiv(layout.width, CHANNELS), len(grid.slot))
-    _convolve[programs](
-        x,
-        weight,
-        out,
-        layer.inputs,
-        grid.slot,
-        layer.kept,
-        grid.width,
-        x.stride(0),
-        WINDOW=layout.window,
-        PAST=triton.next_power_of_2(max(1, layout.window - 1)),
-        COLUMNS=layout.width,
-        ROWS=layer.rows,
-        BLOCK=CHANNELS,
-        num_warps=4,
-    )
-    return out
-
-
-@triton.jit(do_not_specialize=["width", "stride"], do_not_specialize_on_alignment=["x", "slots"])
-def _convolve(
-    x: typing.Any,
-    weight: typing.Any,
-    out: typing.Any,
-    inputs: typing.Any,
-    slots: typing.Any,
-    kept: typing.Any,
-    width: typing.Any,
-    stride: typing.Any,
-    WINDOW: tl.constexpr,
-    PAST: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """A block of channels of all rows of a sequence at once; element by element, so no row sees another."""
-    sequence = tl.program_id(1)
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    inside = channel < COLUMNS
-    slot = tl.load(slots + sequence).to(tl.int64)
-    keep = tl.load(kept + slot)
-    line = inputs + slot * ((WINDOW - 1 + ROWS) * COLUMNS) + channel  # [window - 1 + ROWS] rows of the slot
-    before = tl.arange(0, PAST)[:, None]
-    remembered = inside & (before < WINDOW - 1)
-    past = tl.load(line + (keep + before) * COLUMNS, mask=remembered, other=0.0)  # [PAST, BLOCK]
-
-    row = tl.arange(0, ROWS)[:, None]
-    mine = inside & (row < width)
-    first = x + (sequence * width).to(tl.int64) * stride + channel
-    total = tl.zeros((ROWS, BLOCK), tl.float32)
-    for tap in tl.static_range(WINDOW):
-        source = row + (tap - (WINDOW - 1))  # a row of this pass, or of the past when negative
-        old = tl.load(line + (keep + row + tap) * COLUMNS, mask=mine & (source < 0), other=0.0)
-        new = tl.load(first + source * stride, mask=mine & (source >= 0), other=0.0).to(tl.float32)
-        factor = tl.load(weight + tap * COLUMNS + channel, mask=inside, other=0.0)
-        total = tl.fma(tl.where(source < 0, old, new), factor, total)
-    answer = total / (1.0 + tl.exp(-total))
-    target = out + (sequence * width + row).to(tl.int64) * COLUMNS + channel
-    tl.store(target, answer.to(out.dtype.element_ty), mask=mine)
-
-    new = tl.load(first + row * stride, mask=mine, other=0.0).to(tl.float32)
-    tl.debug_barrier()  # all of the past has been read: it may be overwritten
-    tl.store(line + before * COLUMNS, past, mask=remembered)
-    tl.store(line + (WINDOW - 1 + row) * COLUMNS, new, mask=mine)
-
-
-def delta_rule(
-    mixed: Tensor, gates: Tensor, layout: DeltaLayout, grid: Grid, layer: DeviceLayer, decay: Decay
+def recurrence(
+    x: Tensor, gates: Tensor, layout: DeltaLayout, grid: Grid, layer: DeviceLayer, convolution: Tensor, decay: Decay
 ) -> Tensor:
-    """The recurrence over the rows of each sequence, in float32: [rows, layout.values].
+    """The mixed rows of each sequence: [rows, layout.values]; convolution [window, layout.width].
 
-    mixed [rows, layout.width] from `convolve`; the first columns of gates are β's inputs, then α's.
+    The first columns of x are convolved; the first columns of gates are β's inputs, then α's.
     """
-    mixed = aligned(mixed)
-    out = torch.empty(len(mixed), layout.values, dtype=mixed.dtype, device=mixed.device)
-    assert gates.stride(1) == 1 and grid.width <= layer.rows
-    keys = triton.next_power_of_2(layout.key_size)
-    columns = max(4, min(TILE // keys, triton.next_power_of_2(layout.value_size)))
-    programs = (triton.cdiv(layout.value_size, columns), layout.value_heads, len(grid.slot))
-    _delta_rule[programs](
-        mixed,
+    rows, sequences, early = len(x), len(grid.slot), overlaps(x.device)
+    assert x.data_ptr() % 16 == 0, "Triton compiles other code for other addresses"
+    assert x.stride(1) == gates.stride(1) == 1 and convolution.is_contiguous() and grid.width <= layer.rows
+    queries = torch.empty(rows, layout.key_column + layout.key_heads, device=x.device)  # and their products with keys
+    out = torch.empty(rows, layout.values, dtype=x.dtype, device=x.device)
+    keys, values = triton.next_power_of_2(layout.key_size), layout.values
+    parts = layout.key_heads + triton.cdiv(values, keys) + 1
+    _prepare[(parts, sequences)](
+        x,
         gates,
-        out,
-        layer.state,
+        convolution,
+        queries,
+        layer.inputs,
         layer.record,
         grid.slot,
         layer.kept,
@@ -121,92 +48,161 @@ def delta_rule(
         decay.rate,
         decay.bias,
         grid.width,
+        x.stride(0),
         gates.stride(0),
+        layer.record.shape[1],
+        WINDOW=layout.window,
+        PAST=triton.next_power_of_2(max(1, layout.window - 1)),
+        KEY_HEADS=layout.key_heads,
+        HEADS=layout.value_heads,
+        HEADS_BLOCK=triton.next_power_of_2(layout.value_heads),
+        KEY_SIZE=layout.key_size,
+        VALUES=values,
+        RECORD=layout.record,
+        ROWS=layer.rows,
+        BLOCK=keys,
+        SCALE=layout.key_size**-0.5,
+        EPS=L2_EPS,
+        num_warps=WARPS,
+        launch_pdl=early,
+    )
+    columns = max(4, min(TILE // keys, triton.next_power_of_2(layout.value_size)))
+    _delta_rule[(triton.cdiv(layout.value_size, columns), layout.value_heads, sequences)](
+        queries,
+        out,
+        layer.state,
+        layer.record,
+        grid.slot,
+        layer.kept,
+        layer.parity,
+        grid.width,
         layer.record.shape[1],
         KEY_HEADS=layout.key_heads,
         VALUE_HEADS=layout.value_heads,
         KEY_SIZE=layout.key_size,
         VALUE_SIZE=layout.value_size,
-        MIXED=layout.width,
         RECORD=layout.record,
         ROWS=layer.rows,
         KEYS=keys,
         COLUMNS=columns,
-        SCALE=layout.key_size**-0.5,
-        EPS=L2_EPS,
         num_warps=1,  # sums over the keys then stay in one warp, which waits for nobody
+        launch_pdl=early,
     )
     return out
 
 
 @triton.jit
-def prepare(
-    query: typing.Any,
-    key: typing.Any,
-    strength: typing.Any,
-    fade: typing.Any,
-    rate: typing.Any,
-    bias: typing.Any,
-    SCALE: tl.constexpr,
-    EPS: tl.constexpr,
+def _convolve(
+    first: typing.Any,  # of x, at the sequence's first row
+    line: typing.Any,  # of the slot's inputs: WINDOW - 1 rows of the past from `keep` on
+    weight: typing.Any,
+    channel: typing.Any,  # [1, BLOCK]
+    inside: typing.Any,
+    keep: typing.Any,
+    width: typing.Any,
+    stride: typing.Any,
+    WINDOW: tl.constexpr,
+    PAST: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
 ) -> typing.Any:
-    """Normalised queries and keys, decay and strength of a row as it came."""
-    query, key = query.to(tl.float32), key.to(tl.float32)
-    query = query * tl.rsqrt(tl.sum(query * query, axis=0) + EPS) * SCALE
-    key = key * tl.rsqrt(tl.sum(key * key, axis=0) + EPS)
-    # softplus: log(1 + y) = 2·artanh(s) with s = y / (2 + y) ≤ 1/3, for the GPU's logarithm is coarse near 1.
-    x = fade.to(tl.float32) + bias
-    y = tl.exp(-tl.abs(x))
-    s = y / (2.0 + y)
-    t = s * s
-    series = ((((((t * (1 / 15) + 1 / 13) * t + 1 / 11) * t + 1 / 9) * t + 1 / 7) * t + 1 / 5) * t + 1 / 3) * t + 1.0
-    alpha = tl.exp(rate * (tl.maximum(x, 0.0) + 2.0 * s * series))
-    return query, key, alpha, 1.0 / (1.0 + tl.exp(-strength.to(tl.float32)))
+    """silu of the convolution of a block of channels of all rows, rounded: [ROWS, BLOCK]; moves the past on.
+
+    Element by element, so no row sees another.
+    """
+    before = tl.arange(0, PAST)[:, None]
+    remembered = inside & (before < WINDOW - 1)
+    past = tl.load(line + (keep + before) * COLUMNS + channel, mask=remembered, other=0.0)  # [PAST, BLOCK]
+    row = tl.arange(0, ROWS)[:, None]
+    mine = inside & (row < width)
+    total = tl.zeros((ROWS, channel.shape[1]), tl.float32)
+    for tap in tl.static_range(WINDOW):
+        source = row + (tap - (WINDOW - 1))  # a row of this pass, or of the past when negative
+        old = tl.load(line + (keep + row + tap) * COLUMNS + channel, mask=mine & (source < 0), other=0.0)
+        new = tl.load(first + source * stride + channel, mask=mine & (source >= 0), other=0.0).to(tl.float32)
+        factor = tl.load(weight + tap * COLUMNS + channel, mask=inside, other=0.0)
+        total = tl.fma(tl.where(source < 0, old, new), factor, total)
+    new = tl.load(first + row * stride + channel, mask=mine, other=0.0).to(tl.float32)
+    tl.debug_barrier()  # all of the past has been read: it may be overwritten
+    tl.store(line + before * COLUMNS + channel, past, mask=remembered)
+    tl.store(line + (WINDOW - 1 + row) * COLUMNS + channel, new, mask=mine)
+    return (total / (1.0 + tl.exp(-total))).to(first.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
-def fetch(
-    step: typing.Any,
+def _prepare_head(
+    head: typing.Any,
+    line: typing.Any,
+    first: typing.Any,
+    weight: typing.Any,
     keep: typing.Any,
-    steps: typing.Any,
-    recorded: typing.Any,  # where the step's row is, if it is one to replay
-    mixed: typing.Any,  # and where, if it is one of the pass
-    gate: typing.Any,
-    key_at: typing.Any,
-    value_at: typing.Any,
-    number_at: typing.Any,
-    is_key: typing.Any,
-    is_column: typing.Any,
-    KEYS: tl.constexpr,
-    HEADS: tl.constexpr,
-) -> typing.Any:
-    """A recorded row: keys, values, decay, strength. And a new one as it came: queries, keys, values, gates.
+    width: typing.Any,
+    stride: typing.Any,
+    queries: typing.Any,  # of the sequence's rows [ROWS, 1], as the record
+    record: typing.Any,
+    KEY_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PAST: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALE: tl.constexpr,
+    EPS: tl.constexpr,
+) -> None:
+    """Queries and keys of a key head, normalised, and their products."""
+    column = tl.arange(0, BLOCK)[None, :]
+    inside, known = column < SIZE, (tl.arange(0, ROWS) < width)[:, None]
+    channel = head * SIZE + column
+    query = _convolve(first, line, weight, channel, inside, keep, width, stride, WINDOW, PAST, CHANNELS, ROWS)
+    channel += KEY_HEADS * SIZE
+    key = _convolve(first, line, weight, channel, inside, keep, width, stride, WINDOW, PAST, CHANNELS, ROWS)
+    query = tl.where(inside, query, 0.0)
+    key = tl.where(inside, key, 0.0)
+    query = query * (tl.rsqrt(tl.sum(query * query, axis=1) + EPS) * SCALE)[:, None]
+    key = key * tl.rsqrt(tl.sum(key * key, axis=1) + EPS)[:, None]
+    tl.store(queries + head * SIZE + column, query, mask=inside & known)
+    tl.store(queries + KEY_HEADS * SIZE + head, tl.sum(query * key, axis=1)[:, None], mask=known)
+    tl.store(record + head * SIZE + column, key, mask=inside & known)
 
-    What the step's row is not is zeros.
-    """
-    old, new = step < keep, (step >= keep) & (step < steps)
-    return (
-        tl.load(recorded + key_at, mask=is_key & old, other=0.0),
-        tl.load(recorded + value_at, mask=is_column & old, other=0.0),
-        tl.load(recorded + number_at, mask=old, other=0.0),
-        tl.load(recorded + number_at + HEADS, mask=old, other=0.0),
-        tl.load(mixed + key_at, mask=is_key & new, other=0.0),
-        tl.load(mixed + KEYS + key_at, mask=is_key & new, other=0.0),
-        tl.load(mixed + KEYS + value_at, mask=is_column & new, other=0.0),
-        tl.load(gate, mask=new, other=0.0),
-        tl.load(gate + HEADS, mask=new, other=0.0),
-    )
+
+@triton.jit
+def _prepare_gates(
+    gates: typing.Any,  # of the sequence's rows [ROWS, 1], as the record from its decays on
+    record: typing.Any,
+    rate: typing.Any,
+    bias: typing.Any,
+    width: typing.Any,
+    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Decay and strength of all heads. log(1 + y) = 2·artanh(y / (2 + y)): a GPU's logarithm is coarse near 1."""
+    head = tl.arange(0, BLOCK)[None, :]
+    inside = head < HEADS
+    mine = inside & (tl.arange(0, ROWS) < width)[:, None]
+    strength = tl.load(gates + head, mask=mine, other=0.0).to(tl.float32)
+    x = tl.load(gates + HEADS + head, mask=mine, other=0.0).to(tl.float32)
+    x += tl.load(bias + head, mask=inside, other=0.0)
+    y = tl.exp(-tl.abs(x))
+    s = y / (2.0 + y)  # at most 1/3
+    t = s * s
+    series = ((((((t * (1 / 15) + 1 / 13) * t + 1 / 11) * t + 1 / 9) * t + 1 / 7) * t + 1 / 5) * t + 1 / 3) * t + 1.0
+    softplus = tl.maximum(x, 0.0) + 2.0 * s * series
+    tl.store(record + head, tl.exp(tl.load(rate + head, mask=inside, other=0.0) * softplus), mask=mine)
+    tl.store(record + HEADS + head, 1.0 / (1.0 + tl.exp(-strength)), mask=mine)
 
 
 @triton.jit(
     do_not_specialize=["width", "gate_stride", "capacity"],
     do_not_specialize_on_alignment=["gates", "slots", "rate", "bias"],
 )
-def _delta_rule(
-    mixed: typing.Any,
+def _prepare(
+    x: typing.Any,
     gates: typing.Any,
-    out: typing.Any,
-    state: typing.Any,
+    weight: typing.Any,
+    queries: typing.Any,
+    inputs: typing.Any,
     record: typing.Any,
     slots: typing.Any,
     kept: typing.Any,
@@ -214,19 +210,97 @@ def _delta_rule(
     rate: typing.Any,
     bias: typing.Any,
     width: typing.Any,
+    x_stride: typing.Any,
     gate_stride: typing.Any,
+    capacity: typing.Any,
+    WINDOW: tl.constexpr,
+    PAST: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    VALUES: tl.constexpr,
+    RECORD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALE: tl.constexpr,
+    EPS: tl.constexpr,
+) -> None:
+    """One of: queries and keys of a head, a block of values, the gates; of all rows of a sequence."""
+    part, sequence = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slots + sequence).to(tl.int64)
+    keep = tl.load(kept + slot)
+    parity = tl.load(parities + slot).to(tl.int64)
+    after_previous()
+    keys_end: tl.constexpr = KEY_HEADS * KEY_SIZE
+    channels: tl.constexpr = 2 * keys_end + VALUES
+    value_parts: tl.constexpr = (VALUES + BLOCK - 1) // BLOCK
+    row = tl.arange(0, ROWS)[:, None]
+    start = (sequence * width).to(tl.int64)
+    first = x + start * x_stride
+    line = inputs + slot * ((WINDOW - 1 + ROWS) * channels)
+    # Columns of a recorded row: keys of all key heads, values, decays, strengths.
+    target = record + ((1 - parity) * capacity + slot) * (ROWS * RECORD) + row * RECORD
+    if part < KEY_HEADS:
+        asked = queries + (start + row) * (keys_end + KEY_HEADS)
+        _prepare_head(
+            part, line, first, weight, keep, width, x_stride, asked, target,
+            KEY_HEADS, KEY_SIZE, WINDOW, PAST, channels, ROWS, BLOCK, SCALE, EPS,
+        )  # fmt: skip
+    elif part < KEY_HEADS + value_parts:
+        column = (part - KEY_HEADS) * BLOCK + tl.arange(0, BLOCK)[None, :]
+        inside, channel = column < VALUES, 2 * keys_end + column
+        value = _convolve(first, line, weight, channel, inside, keep, width, x_stride, WINDOW, PAST, channels, ROWS)
+        tl.store(target + keys_end + column, value, mask=inside & (row < width))
+    else:
+        numbers = target + keys_end + VALUES
+        _prepare_gates(gates + (start + row) * gate_stride, numbers, rate, bias, width, HEADS, ROWS, HEADS_BLOCK)
+
+
+@triton.jit
+def _fetch(
+    row: typing.Any,  # where it is recorded
+    query: typing.Any,  # where its query is, if it is a new one
+    new: typing.Any,
+    known: typing.Any,
+    key_at: typing.Any,
+    value_at: typing.Any,
+    number_at: typing.Any,
+    is_key: typing.Any,
+    is_column: typing.Any,
+    product_at: typing.Any,
+    HEADS: tl.constexpr,
+) -> typing.Any:
+    """Keys, values, decay, strength, queries and queries · keys of a row."""
+    return (
+        tl.load(row + key_at, mask=is_key & known, other=0.0),
+        tl.load(row + value_at, mask=is_column & known, other=0.0),
+        tl.load(row + number_at, mask=known, other=0.0),
+        tl.load(row + number_at + HEADS, mask=known, other=0.0),
+        tl.load(query + key_at, mask=is_key & new, other=0.0),
+        tl.load(query + product_at, mask=new, other=0.0),
+    )
+
+
+@triton.jit(do_not_specialize=["width", "capacity"], do_not_specialize_on_alignment=["slots"])
+def _delta_rule(
+    queries: typing.Any,
+    out: typing.Any,
+    state: typing.Any,
+    record: typing.Any,
+    slots: typing.Any,
+    kept: typing.Any,
+    parities: typing.Any,
+    width: typing.Any,
     capacity: typing.Any,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
-    MIXED: tl.constexpr,
     RECORD: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SCALE: tl.constexpr,
-    EPS: tl.constexpr,
 ) -> None:
     """A block of columns of one head's state, through the rows to replay and then the rows of the pass."""
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -236,54 +310,45 @@ def _delta_rule(
     key = tl.arange(0, KEYS)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     is_key, is_column = key < KEY_SIZE, column < VALUE_SIZE
-    group: tl.constexpr = VALUE_HEADS // KEY_HEADS  # value heads that share a key head
-    writes_keys = (block == 0) & (head % group == 0)
     tile = state + (slot * VALUE_HEADS + head) * (KEY_SIZE * VALUE_SIZE) + key[:, None] * VALUE_SIZE + column[None, :]
     in_tile = is_key[:, None] & is_column[None, :]
     matrix = tl.load(tile, mask=in_tile, other=0.0)  # [KEYS, COLUMNS]
-    fading, shift = tl.load(rate + head), tl.load(bias + head)
+    after_previous()
 
     # Step s of the loop is row s of `replayed`, or row s - keep of the pass.
     first = (sequence * width - keep).to(tl.int64)
     replayed = record + (parity * capacity + slot) * (ROWS * RECORD)
     written = record + ((1 - parity) * capacity + slot) * (ROWS * RECORD) - keep * RECORD
-    source, gate = mixed + first * MIXED, gates + first * gate_stride + head
-    target = out + first * (VALUE_HEADS * VALUE_SIZE) + head * VALUE_SIZE + column
-    # Columns of a recorded row: keys of all key heads, values, decays, strengths.
     keys_end: tl.constexpr = KEY_HEADS * KEY_SIZE
-    key_at = head // group * KEY_SIZE + key
+    source = queries + first * (keys_end + KEY_HEADS)
+    target = out + first * (VALUE_HEADS * VALUE_SIZE) + head * VALUE_SIZE + column
+    key_head = head // (VALUE_HEADS // KEY_HEADS)  # value heads share key heads
+    key_at = key_head * KEY_SIZE + key
     value_at = keys_end + head * VALUE_SIZE + column
     number_at = keys_end + VALUE_HEADS * VALUE_SIZE + head
+    product_at = keys_end + key_head
     steps = keep + width
-    old_key, old_value, old_alpha, old_beta, query, new_key, new_value, strength, fade = fetch(
-        0, keep, steps, replayed, source, gate, key_at, value_at, number_at, is_key, is_column, keys_end, VALUE_HEADS
+    row = tl.where(keep > 0, replayed, written)
+    keys, values, alpha, beta, query, product = _fetch(
+        row, source, keep == 0, True, key_at, value_at, number_at, is_key, is_column, product_at, VALUE_HEADS
     )
     step = 0
     while step < steps:
         after = step + 1  # the next row is on its way while this one is worked on
-        row, pair = source + after * MIXED, gate + after * gate_stride
-        past = replayed + after * RECORD
-        old_key_, old_value_, old_alpha_, old_beta_, query_, new_key_, new_value_, strength_, fade_ = fetch(
-            after, keep, steps, past, row, pair, key_at, value_at, number_at, is_key, is_column, keys_end, VALUE_HEADS
+        row = tl.where(after < keep, replayed, written) + after * RECORD
+        new = (after >= keep) & (after < steps)
+        asked = source + after * (keys_end + KEY_HEADS)
+        keys_, values_, alpha_, beta_, query_, product_ = _fetch(
+            row, asked, new, after < steps, key_at, value_at, number_at, is_key, is_column, product_at, VALUE_HEADS
         )
-        old, new = step < keep, step >= keep
         if step == keep:
             tl.store(tile, matrix, mask=in_tile & (keep > 0))
-        queries, keys, alpha, beta = prepare(query, new_key, strength, fade, fading, shift, SCALE, EPS)
-        keys, values = tl.where(old, old_key, keys), tl.where(old, old_value, new_value.to(tl.float32))
-        alpha, beta = tl.where(old, old_alpha, alpha), tl.where(old, old_beta, beta)
         # The answer Sᵀq of the new state, put together from sums over the old one that need not wait for the change.
-        read = tl.sum(matrix * queries[:, None], axis=0)
+        read = tl.sum(matrix * query[:, None], axis=0)
         change = beta * (values - alpha * tl.sum(matrix * keys[:, None], axis=0))
-        answer = alpha * read + change * tl.sum(keys * queries, axis=0)
+        answer = alpha * read + change * product
         matrix = tl.fma(keys[:, None], change[None, :], matrix * alpha)
-
-        tl.store(target + step * (VALUE_HEADS * VALUE_SIZE), answer.to(out.dtype.element_ty), mask=is_column & new)
-        there = written + step * RECORD
-        tl.store(there + key_at, keys, mask=is_key & (new & writes_keys))
-        tl.store(there + value_at, values, mask=is_column & new)
-        tl.store(there + number_at, alpha, mask=new & (block == 0))
-        tl.store(there + number_at + VALUE_HEADS, beta, mask=new & (block == 0))
-        old_key, old_value, old_alpha, old_beta = old_key_, old_value_, old_alpha_, old_beta_
-        query, new_key, new_value, strength, fade = query_, new_key_, new_value_, strength_, fade_
+        there = target + step * (VALUE_HEADS * VALUE_SIZE)
+        tl.store(there, answer.to(out.dtype.element_ty), mask=is_column & (step >= keep))
+        keys, values, alpha, beta, query, product = keys_, values_, alpha_, beta_, query_, product_
         step = after

@@ -44,15 +44,19 @@ class Decoder:
         )
         self.layers: list[Layer] = []
         with progress.task("loading weights", config.layers + 1) as task, ThreadPoolExecutor(PACKERS) as packers:
+            head = packers.submit(self._pack_head)  # the largest matrix, so it comes first
             for layer in packers.map(partial(read_layer, loader), range(config.layers)):
                 self.layers.append(layer)
                 task.advance()
             self.norm = loader.vector("model.norm.weight", config.hidden)
-            shape = (config.vocab, config.hidden)
-            head: Weight = self.embedding if config.tied else checkpoint.weight("lm_head.weight", shape)
-            self.head = kernels.matrix(head.to(device, dtype), None)
+            self.head = head.result()
             task.advance()
         checkpoint.finish(lambda name: unused(name, config.tied))
+
+    def _pack_head(self) -> Matrix:
+        shape = (self.config.vocab, self.config.hidden)
+        head: Weight = self.embedding if self.config.tied else self._checkpoint.weight("lm_head.weight", shape)
+        return self.kernels.matrix(head.to(self.device, self.dtype), None)
 
     @property
     def weight_bytes(self) -> int:
@@ -74,7 +78,7 @@ class Decoder:
         """Run all rows; keys and values of every row are written to its sequence's pages."""
         kernels, config = self.kernels, self.config
         angles = self.rope.angles(batch)
-        x = self.embedding.index_select(0, batch.tokens).to(self.dtype)  # [rows, hidden]
+        x = self.kernels.embed(batch.tokens, self.embedding).to(self.dtype)  # [rows, hidden]
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if batch.features and index in self.taps:

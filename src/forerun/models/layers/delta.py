@@ -17,7 +17,7 @@ class DeltaMixer:
 
     layout: DeltaLayout
     project: Matrix  # [layout.width + layout.values, hidden]: convolved columns, then the output's gate
-    gates: Matrix  # [2 · value heads, hidden]: strength, then decay; never quantised
+    gates: Matrix | None  # [2 · value heads, hidden]: strength, then decay; None where `project` ends with them
     convolution: Tensor  # [window, layout.width] float32
     decay: Decay
     norm: Tensor  # [value size] float32
@@ -28,15 +28,18 @@ class DeltaMixer:
         """[rows, hidden] → `before` and what it adds; takes part in the state of each sequence."""
         layout, spans = self.layout, batch.spans
         projected = kernels.linear(x, self.project, batch.prefill)
-        gates = kernels.linear(x, self.gates, batch.prefill)
-        mixed = kernels.convolve(projected, layout, spans, self.index, self.convolution)
-        out = kernels.delta_rule(mixed, gates, layout, spans, self.index, self.decay, batch.prefill)
+        gates = projected[:, layout.width + layout.values :]
+        if self.gates is not None:
+            gates = kernels.linear(x, self.gates, batch.prefill)
+        out = kernels.recurrence(
+            projected, gates, layout, spans, self.index, self.convolution, self.decay, batch.prefill
+        )
         out = kernels.gated_norm(out, projected, layout.width, self.norm, eps)
         return kernels.add_linear(out, self.output, before, batch.prefill)
 
     def matrices(self) -> list[Matrix]:
         """All weights."""
-        return [self.project, self.gates, self.output]
+        return [self.project, *([] if self.gates is None else [self.gates]), self.output]
 
 
 @dataclass(slots=True)

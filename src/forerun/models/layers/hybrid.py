@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Kernels
-from forerun.kernels.matrix import Matrix, Weight
+from forerun.kernels.matrix import Matrix
 from forerun.models.layers.decoder import PACKERS, Decoder, embedding_table
 from forerun.models.layers.delta import AttentionMixer, DeltaMixer
 from forerun.models.layers.experts import FeedForward
@@ -70,12 +70,12 @@ class HybridDecoder(Decoder):
         self.embedding = embedding_table(checkpoint.take(prefix + "embed_tokens.weight", shape), device, dtype)
         self.blocks: list[HybridLayer] = []
         with progress.task("loading weights", config.layers + 1) as task, ThreadPoolExecutor(PACKERS) as packers:
+            head = packers.submit(self._pack_head)
             for block in packers.map(partial(read_block, loader, prefix), range(config.layers)):
                 self.blocks.append(block)
                 task.advance()
             self.norm = loader.gain(prefix + "norm.weight", config.hidden)
-            head: Weight = self.embedding if config.tied else checkpoint.weight("lm_head.weight", shape)
-            self.head = kernels.matrix(head.to(device, dtype), None)
+            self.head = head.result()
             task.advance()
         checkpoint.finish(lambda name: unused(name, config.tied))
 
@@ -96,7 +96,7 @@ class HybridDecoder(Decoder):
         kernels, eps = self.kernels, self.config.eps
         angles = self.rope.angles(batch)
         pages = iter(batch.pages)
-        x = self.embedding.index_select(0, batch.tokens).to(self.dtype)  # [rows, hidden]
+        x = self.kernels.embed(batch.tokens, self.embedding).to(self.dtype)  # [rows, hidden]
         tapped: dict[int, Tensor] = {}
         for index, block in enumerate(self.blocks):
             if batch.features and index in self.taps:

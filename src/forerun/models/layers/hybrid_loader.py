@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.interface import Decay, Expert, HeadNorms, Kernels
-from forerun.kernels.matrix import Matrix, Weight, join
+from forerun.kernels.matrix import Matrix, Rounded, Weight, join
 from forerun.models.layers.delta import AttentionMixer, DeltaMixer
 from forerun.models.layers.experts import Dense, FeedForward, Sparse
 from forerun.models.layers.hybrid_config import ExpertsConfig, HybridConfig
@@ -71,13 +71,14 @@ class HybridLoader:
             self.weight(prefix + "in_proj_qkv.weight", layout.width, hidden),
             self.weight(prefix + "in_proj_z.weight", layout.values, hidden),
         ]
-        gates = [self.tensor(f"{prefix}in_proj_{name}.weight", heads, hidden) for name in "ba"]
+        gates = torch.cat([self.tensor(f"{prefix}in_proj_{name}.weight", heads, hidden) for name in "ba"])
+        joined = self.kernels.joins_gates and not any(isinstance(part, Rounded) for part in project)
         convolution = self.state_tensor(prefix + "conv1d.weight", layout.width, 1, layout.window)
         rate = -self.state_tensor(prefix + "A_log", heads).exp()
         return DeltaMixer(
             layout=layout,
-            project=self.matrix(*project),
-            gates=self.kernels.float_matrix(torch.cat(gates), None),
+            project=self.matrix(*project, *([gates] if joined else [])),
+            gates=None if joined else self.kernels.float_matrix(gates, None),
             convolution=convolution[:, 0].T.contiguous(),
             decay=Decay(rate, self.state_tensor(prefix + "dt_bias", heads)),
             norm=self.state_tensor(prefix + "norm.weight", layout.value_size),  # a plain factor, unlike all others

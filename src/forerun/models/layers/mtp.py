@@ -106,7 +106,7 @@ class MtpHead:
 
     def _join(self, hidden: Tensor, batch: Pass) -> Tensor:
         kernels = self.kernels
-        embedded = self.embedding.index_select(0, batch.tokens).to(hidden.dtype)
+        embedded = self.kernels.embed(batch.tokens, self.embedding).to(hidden.dtype)
         pair = [
             kernels.rms_norm(embedded, self.embedding_norm, self.eps),
             kernels.rms_norm(hidden, self.hidden_norm, self.eps),
