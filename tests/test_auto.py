@@ -127,7 +127,7 @@ def test_rejection_decides_before_it_sees_the_drafts(
         return Decision(usable[number % len(usable)], min(limit, 1 + number % 3)) if limit > 0 else Decision(None, 0)
 
     monkeypatch.setattr(Controller, "decide", unsteady)
-    monkeypatch.setattr("forerun.engine.engine.cut_drafts", lambda turns, costs: None)
+    monkeypatch.setattr("forerun.engine.engine.cut_drafts", lambda turns, costs, on_device: None)
     wanted = [request(prompt, max_tokens=length, seed=n, draft="auto", **settings) for n in range(seeds)]
     answers = [answer for n in range(0, seeds, 50) for answer in run(machine, *wanted[n : n + 50])]
     assert not any(answer.warnings for answer in answers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from forerun.engine.budget import share_rows
+from forerun.engine.budget import share_rows, share_width
 
 
 def test_equals_trying_everything() -> None:
@@ -37,3 +37,16 @@ def test_nothing_is_drafted_where_rows_cost_what_they_bring() -> None:
 
 def test_a_sequence_without_a_wish_gets_nothing() -> None:
     assert share_rows([[], [0.9]], 2, lambda rows: 1.0) == [0, 1]
+
+
+def test_on_a_device_all_pay_for_the_widest() -> None:
+    eager, hopeless = [0.95, 0.9, 0.85], [0.05, 0.0, 0.0]
+
+    def dear(width: int) -> float:
+        return 1 + 0.5 * width
+
+    assert share_width([eager] * 4, 0, lambda width: 1.0) == 3
+    assert share_width([eager] * 4, 0, dear) == 3
+    assert share_width([eager] + [hopeless] * 3, 0, dear) == 0, "one that drafts well does not make up for three"
+    assert share_width([eager] + [hopeless] * 3, 2, dear) == 2, "somebody asked for two"
+    assert share_width([[], []], 1, dear) == 1

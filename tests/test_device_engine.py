@@ -19,17 +19,14 @@ from forerun.draft.protocol import Drafter
 from forerun.engine import device_round
 from forerun.engine.controller import Controller
 from forerun.engine.engine import Engine
+from forerun.engine.on_device import device_rounds, graphed_target
+from forerun.kernels.cuda import CudaKernels
+from forerun.kernels.gpu import attention
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.heads import read_head
-
-pytest.importorskip("triton")
-
-from forerun.engine.on_device import device_rounds, graphed_target
-from forerun.kernels.cuda import CudaKernels
-from forerun.kernels.gpu import attention
 
 # Rows that nobody looks at may overflow; the interpreter says so.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in matmul")]
@@ -158,3 +155,17 @@ def test_a_controller_is_asked_again(folder: Path, head: Path, monkeypatch: pyte
     (sequence,) = run(engine, request(PROMPTS[0], max_tokens=TOKENS, draft="auto"))
     assert len(asked) >= sequence.counters.rounds // 2
     assert sequence.answer == answers(engine, request(PROMPTS[0], max_tokens=TOKENS))[0]
+
+
+def test_a_pass_is_narrowed_where_products_change_bits(folder: Path, head: Path) -> None:
+    """Whole rounds of one sequence go on; rounds of several take the general way, in passes they may have."""
+    options: dict[str, Any] = {"max_tokens": 4, "draft": "mtp", "draft_tokens": 2, "temperature": 0.8, "seed": 5}
+    engine = device_engine(folder, head)
+    alone = [answers(engine, request(prompt, **options))[0] for prompt in PROMPTS]
+    asked: list[int] = []
+    device = engine.device
+    assert device is not None and device.rounds
+    device.counts.keep_bits = lambda rows: not asked.append(rows) and rows <= 3  # type: ignore[method-assign]
+    assert answers(engine, *(request(prompt, **options) for prompt in PROMPTS)) == alone
+    assert max(asked) > 3, "several at once were thought of"
+    assert all(lanes == 1 for lanes, _, _ in device.rounds)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.engine.probe import cancelling_rows, product_keeps_bits
+from forerun.engine.probe import ProductProbe, cancelling_rows
 from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.interface import HeadLayout, LayerPages, Span
 from forerun.kernels.matrix import Matrix
@@ -59,8 +59,9 @@ def test_float_products_agree(shape: tuple[int, int]) -> None:
 def test_products_keep_bits_at_every_width(quantize: bool, shape: tuple[int, int]) -> None:
     kernels = CpuKernels(quantize)
     matrix = kernels.matrix(random(*shape), None)
+    product = ProductProbe(kernels, matrix, torch.device("cpu"), torch.float32)
     for width in range(1, 18):
-        assert product_keeps_bits(kernels, matrix, width, torch.device("cpu"), torch.float32)
+        assert product.keeps_bits(width)
 
 
 def test_the_probe_sees_a_changed_order_of_summation() -> None:
@@ -75,7 +76,8 @@ def test_the_probe_sees_a_changed_order_of_summation() -> None:
 
     kernels = Splitting()
     matrix = kernels.matrix(random(64, 256), None)
-    same = {w: product_keeps_bits(kernels, matrix, w, torch.device("cpu"), torch.float32) for w in (2, 3, 4, 8)}
+    product = ProductProbe(kernels, matrix, torch.device("cpu"), torch.float32)
+    same = {w: product.keeps_bits(w) for w in (2, 3, 4, 8)}
     assert same == {2: True, 3: True, 4: False, 8: False}
 
 

@@ -11,7 +11,7 @@ from tiny import tiny_model
 from torch import Tensor
 
 import forerun
-from forerun.engine.probe import probe
+from forerun.engine.probe import RowCounts, probe
 from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.interface import HeadLayout, LayerPages, Span
 from forerun.kernels.matrix import Matrix
@@ -85,3 +85,24 @@ def test_a_width_of_one_is_plain_decoding(folder: Path) -> None:
     model: Decoder = decoder(folder, quantize=True)
     (answer,) = run(engine(model, max_width=1), request([5, 6, 5, 6, 5, 6], draft="lookup"))
     assert answer.counters.drafted == 0
+
+
+def test_numbers_of_rows_are_tried_once(folder: Path) -> None:
+    """`WideProduct` is good up to 4 rows; every later question is answered from memory."""
+    model = build(open_checkpoint(folder), WideProduct(), CPU, torch.float32, NullProgress())
+    counts = RowCounts(model)
+    assert [counts.keep_bits(rows) for rows in (1, 4, 5, 64)] == [True, True, False, False]
+    model.kernels.linear = None  # type: ignore[assignment]
+    assert [counts.keep_bits(rows) for rows in (1, 4, 5, 64)] == [True, True, False, False]
+
+
+def test_every_place_among_many_rows_is_tried(folder: Path) -> None:
+    class OneBadRow(ReferenceKernels):
+        def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+            out = super().linear(x, matrix, prefill)
+            if len(x) == 100:
+                out[77] = out[77].nextafter(torch.tensor(torch.inf))
+            return out
+
+    model = build(open_checkpoint(folder), OneBadRow(), CPU, torch.float32, NullProgress())
+    assert RowCounts(model).keep_bits(99) and not RowCounts(model).keep_bits(100)

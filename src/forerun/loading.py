@@ -31,7 +31,6 @@ from forerun.language_model import LanguageModel
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
-from forerun.models.layers.rows import Target
 from forerun.progress import NullProgress, Progress
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 from forerun.weights.find import find
@@ -43,6 +42,7 @@ from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 PAGE = 64  # tokens per page
 SEQUENCES = 8  # full contexts the cache holds when memory allows
 PROBED_WIDTHS = [2, 3, 4, 5, 8, 12, 16]
+PROBED_PAGES = 4  # the probe runs two sequences, one of them over the border of a page
 
 
 def load_model(
@@ -120,7 +120,7 @@ def context_size(decoder: Decoder, wanted: int | None) -> int:
 
 def make_pool(decoder: Decoder, context: int, machine: Machine) -> PagePool:
     """Pages for several full contexts, as far as a share of the free memory goes."""
-    tokens = SEQUENCES * (context + MAX_DEPTH)
+    tokens = max(SEQUENCES * (context + MAX_DEPTH), PROBED_PAGES * PAGE)
     memory = int(free_memory(decoder.device) * CACHE_SHARE)
     pool = PagePool.within(decoder.config, tokens, PAGE, memory, decoder.dtype, decoder.device, machine.graphs)
     if pool is None:
@@ -186,10 +186,10 @@ def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int) -> 
     return MtpDrafter(head, own, vocab, CHUNK)
 
 
-def run_probe(decoder: Decoder, pool: PagePool, progress: Progress, target: Target | None = None) -> ProbeResult:
+def run_probe(decoder: Decoder, pool: PagePool, progress: Progress, target: GraphedTarget | None) -> ProbeResult:
     """The exactness probe, through the code that will serve: `target`, or the decoder itself."""
     with progress.task("checking exactness", None), torch.inference_mode():
-        return probe(decoder, pool, PROBED_WIDTHS, target)
+        return probe(decoder, pool, PROBED_WIDTHS, target, None if target is None else target.counts)
 
 
 def graphed(decoder: Decoder, pool: PagePool, context: int) -> GraphedTarget:

@@ -9,13 +9,24 @@ from forerun.engine.costs import CostTable
 from forerun.engine.round import Turn
 
 
-def cut_drafts(turns: list[Turn], costs: CostTable) -> None:
-    """Drafts that do not pay in this batch are not made. Depths that users named stay, and so do trials."""
+def cut_drafts(turns: list[Turn], costs: CostTable, on_device: bool = False) -> None:
+    """Drafts that do not pay in this batch are not made. Depths that users named stay, and so do trials.
+
+    On a device all sequences of a pass have as many rows as the one with most.
+    """
     if not costs.known:
         return
     chances = [_chances(turn) for turn in turns]
-    anyway = sum(1 if mine else 1 + turn.decision.depth for turn, mine in zip(turns, chances, strict=True))
-    depths = share_rows(chances, anyway, lambda rows: costs.pass_seconds(rows, len(turns)))
+    fixed = [turn.decision.depth for turn, mine in zip(turns, chances, strict=True) if not mine]
+
+    def seconds(rows: int) -> float:
+        return costs.pass_seconds(rows, len(turns))
+
+    if on_device:
+        depth = share_width(chances, max(fixed, default=0), lambda width: seconds(len(turns) * width))
+        depths = [min(depth, len(mine)) for mine in chances]
+    else:
+        depths = share_rows(chances, len(turns) + sum(fixed), seconds)
     for turn, mine, depth in zip(turns, chances, depths, strict=True):
         if mine:
             turn.decision = Decision(turn.decision.arm, depth) if depth else PLAIN
@@ -25,6 +36,17 @@ def _chances(turn: Turn) -> list[float]:
     """What each draft of a turn should add; nothing where its depth is not ours to change."""
     policy = turn.sequence.policy
     return policy.survival(turn.decision) if isinstance(policy, Controller) and policy.trial is None else []
+
+
+def share_width(chances: Sequence[Sequence[float]], least: int, seconds: Callable[[int], float]) -> int:
+    """The depth, at least `least`, that brings most expected tokens per second when every sequence pays for it.
+
+    >>> share_width([[0.9, 0.8], [0.9, 0.1]], 0, lambda width: 1 + 0.4 * width)
+    1
+    """
+    deepest = max(least, *map(len, chances))
+    tokens = [len(chances) + sum(sum(mine[:depth]) for mine in chances) for depth in range(deepest + 1)]
+    return max(range(least, deepest + 1), key=lambda depth: tokens[depth] / seconds(1 + depth))
 
 
 def share_rows(chances: Sequence[Sequence[float]], others: int, seconds: Callable[[int], float]) -> list[int]:

@@ -21,10 +21,11 @@ from forerun.engine.costs import CostTable
 from forerun.engine.following import switch_off, tell
 from forerun.engine.graphs import LANES, Graphs, Replay, lanes_for
 from forerun.engine.lanes import Lanes, Seat
+from forerun.engine.probe import RowCounts
 from forerun.engine.round import Turn
 from forerun.engine.sequence import Sequence, Status
 from forerun.errors import ForerunError
-from forerun.kernels.interface import Grid
+from forerun.kernels.interface import WIDEST, Grid
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import Pass
@@ -51,30 +52,38 @@ class DeviceRounds:
     """Runs rounds of one decoder and its head; everything static is made here."""
 
     def __init__(
-        self, decoder: Decoder, pool: PagePool, graphs: Graphs, drafters: dict[str, Drafter], vocab: int, pages: int
+        self,
+        decoder: Decoder,
+        pool: PagePool,
+        graphs: Graphs,
+        counts: RowCounts,
+        drafters: dict[str, Drafter],
+        vocab: int,
+        pages: int,
     ) -> None:
         """`pages`: the most a sequence may hold."""
         drafter = drafters.get("mtp")
         self.drafter = drafter if isinstance(drafter, MtpDrafter) else None
         self.head: MtpHead | None = None if self.drafter is None else self.drafter.head
-        self.decoder, self.pool, self.graphs, self.vocab = decoder, pool, graphs, vocab
+        self.decoder, self.pool, self.graphs, self.counts, self.vocab = decoder, pool, graphs, counts, vocab
         self.lanes = Lanes(LANES[-1], pages, pool, None if self.drafter is None else self.drafter.pool)
         self.flight: Flight | None = None
-        self.waited = 0.0  # seconds the host had nothing to do but wait for the device
         self._seats: list[Seat] = []
         self._depth = 0  # drafts the lanes hold
-        self._graphs: dict[tuple[int, int, bool], Replay[Tensor]] = {}
+        self.rounds: dict[tuple[int, int, bool], Replay[Tensor]] = {}  # by lanes, width, whether the head drafts
         self._results = [self._host_result() for _ in range(2)]
 
     def _host_result(self) -> Tensor:
-        result = torch.zeros(LANES[-1] * 18, dtype=torch.int64)
+        result = torch.zeros(LANES[-1] * (WIDEST + 2), dtype=torch.int64)
         return result.pin_memory() if self.pool.device.type == "cuda" else result
 
     def takes(self, turns: list[Turn]) -> bool:
-        """Can all of these run on the device?"""
-        return len(turns) <= LANES[-1] and all(
+        """Can all of these run on the device, in a pass of so many rows?"""
+        if len(turns) > LANES[-1] or not all(
             turn.decision.drafter in (None, "mtp") and simple(turn.sequence) for turn in turns
-        )
+        ):
+            return False
+        return self.counts.keep_bits(lanes_for(len(turns)) * width_of(turns))
 
     def launch(self, turns: list[Turn], began: float) -> None:
         """Start a round of these turns. `began`: when deciding on it did."""
@@ -84,7 +93,7 @@ class DeviceRounds:
             self.leave()
             self._seats = [Seat(sequence, pages, self._join(sequence)) for sequence, pages in wanted]
             self._sit_down()
-        self._start(turns, 1 + max(turn.decision.depth for turn in turns), began)
+        self._start(turns, width_of(turns), began)
 
     def _sit_down(self) -> None:
         self.lanes.seat(self._seats)
@@ -115,13 +124,13 @@ class DeviceRounds:
         lanes = lanes_for(len(turns))
         headed = any(seat.head_pages is not None for seat in self._seats)
         key = (lanes, width, headed)
-        typical = key in self._graphs
+        typical = key in self.rounds
         if not typical:
             self._capture(key)
         drafts = [min(width - 1, self._depth) if seat.head_pages is not None else 0 for seat in self._seats]
         if self._depth > width - 1:
             self.lanes.drafted.clamp_(max=width - 1)
-        device_result = self._graphs[key]()
+        device_result = self.rounds[key]()
         self._results.reverse()
         host = self._results[0][: lanes * (width + 2)].view(lanes, width + 2)
         host.copy_(device_result, non_blocking=True)
@@ -135,7 +144,7 @@ class DeviceRounds:
     def _capture(self, key: tuple[int, int, bool]) -> None:
         """A capture runs once for nobody: the lanes are cleared for it and seated again."""
         self.lanes.clear()
-        self._graphs[key] = self.graphs.capture(lambda: self._round(*key))
+        self.rounds[key] = self.graphs.capture(lambda: self._round(*key))
         self._sit_down()
 
     def _round(self, count: int, width: int, headed: bool) -> Tensor:
@@ -213,11 +222,9 @@ class DeviceRounds:
         """Take in the round under way. `again`: who runs next; when that is the same, the next round starts first."""
         flight = self.flight
         assert flight is not None
-        waited = time.perf_counter()
         if flight.landed is not None:
             flight.landed.synchronize()
         now = time.perf_counter()
-        self.waited += now - waited
         results = flight.result.tolist()
         self.flight = None
         if again is not None and self._goes_on(flight, results, again):
@@ -266,6 +273,11 @@ class DeviceRounds:
         sequence.counters.count(turn.decision.arm, drafted, accepted)
         sequence.counters.spend(took, 0.0)
         return accepted
+
+
+def width_of(turns: list[Turn]) -> int:
+    """Rows of every lane."""
+    return 1 + max(turn.decision.depth for turn in turns)
 
 
 def simple(sequence: Sequence) -> bool:

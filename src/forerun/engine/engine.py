@@ -131,7 +131,7 @@ class Engine:
         if sequence is not None:
             self._prefill(sequence)
         if self.device is not None and self.device.flight is not None:
-            self._land(go_on=True)
+            self.land(go_on=True)
             return
         began = time.perf_counter()
         running = self.scheduler.running()
@@ -139,10 +139,10 @@ class Engine:
         # Making room for one sequence may have parked another that was already given a turn.
         turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
         if len(turns) > 1:
-            cut_drafts(turns, self.costs)
+            cut_drafts(turns, self.costs, on_device=self.device is not None)
         if turns and self.device is not None and self.device.takes(turns):
             self.device.launch(turns, began)
-            self._land(go_on=True)
+            self.land(go_on=True)
         elif turns:
             if self.device is not None:
                 self.device.leave()
@@ -150,7 +150,7 @@ class Engine:
             run_round(turns, self.target, self.drafters, self.vocab, self.costs, began)
             judge(shadows)
 
-    def _land(self, go_on: bool) -> None:
+    def land(self, go_on: bool) -> None:
         """Take in the round that is under way on a device, if any; with `go_on` the next one may start at once."""
         if self.device is not None and self.device.flight is not None:
             free = go_on and self.scheduler.prefilling() is None
@@ -223,7 +223,7 @@ class Engine:
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two steps. Its state stays whole: `resume` goes on where it was."""
-        self._land(go_on=False)
+        self.land(go_on=False)
         if sequence.status is Status.WAITING:
             self.scheduler.waiting.remove(sequence)
         if sequence.status is not Status.FINISHED:
@@ -248,7 +248,7 @@ class Engine:
 
     def pause(self, sequence: Sequence) -> None:
         """Leave a sequence out of the rounds until `unpause`."""
-        self._land(go_on=False)
+        self.land(go_on=False)
         if sequence.status is Status.RUNNING:
             sequence.status = Status.PAUSED
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from forerun.cache.pages import PagePool
-from forerun.kernels.interface import Grid
+from forerun.engine.probe import RowCounts
+from forerun.kernels.interface import WIDEST, Grid
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Output, Pass
 
@@ -68,14 +70,17 @@ class GraphedTarget:
         self.position = torch.zeros(most, dtype=torch.int32, device=device)
         self.table = torch.full((most, pages), pool.spare_page, dtype=torch.int32, device=device)
         self.slot = torch.full((most,), pool.spare_slot, dtype=torch.int32, device=device)
+        self.counts = RowCounts(decoder)
         self._passes: dict[tuple[int, int, bool], tuple[Tensor, Replay[Output]]] = {}
 
     def forward(self, batch: Pass) -> Output:
         """As `Decoder.forward`. What comes out is overwritten by the next pass."""
         grid = batch.spans
-        if batch.prefill or batch.wanted is not None or not isinstance(grid, Grid) or grid.width > 16:
+        if batch.prefill or batch.wanted is not None or not isinstance(grid, Grid) or grid.width > WIDEST:
             return self.decoder.forward(batch)
         sequences, lanes = len(grid.position), lanes_for(len(grid.position))
+        if sequences > 1 and not self.counts.keep_bits(lanes * grid.width):
+            return self._in_halves(batch, grid)
         key = (lanes, grid.width, batch.features)
         if key not in self._passes:
             self._idle()
@@ -89,6 +94,18 @@ class GraphedTarget:
         output, rows = replay(), len(batch.tokens)
         features = None if output.features is None else output.features[:rows]
         return Output(output.logits[:rows], output.hidden[:rows], features)
+
+    def _in_halves(self, batch: Pass, grid: Grid) -> Output:
+        """Narrower passes, one after another: with so many rows at once a product changes bits."""
+        outputs = []
+        middle = (len(grid.position) + 1) // 2
+        for part in (slice(0, middle), slice(middle, None)):
+            lanes = replace(grid, position=grid.position[part], table=grid.table[part], slot=grid.slot[part])
+            tokens = batch.tokens.view(-1, grid.width)[part].flatten()
+            output = self.forward(replace(batch, tokens=tokens, positions=tokens, spans=lanes))
+            outputs.append([None if x is None else x.clone() for x in (output.logits, output.hidden, output.features)])
+        logits, hidden, features = zip(*outputs, strict=True)
+        return Output(torch.cat(logits), torch.cat(hidden), torch.cat(features) if batch.features else None)
 
     def _idle(self) -> None:
         """Nobody's rows: what a capture's first run writes must harm no one."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
-from forerun.cache.recurrent import RECORDED
 from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import Matrix
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Target, make_pass
 
+DIFFERENT = 17  # rows: no power of 2, so that each comes to every place in a tile
 HUGE = 2.0**18  # pairs of +HUGE and −HUGE cancel exactly only in one order of summation
 
 
@@ -53,23 +53,55 @@ def cancelling_rows(rows: int, width: int, seed: int = 0) -> Tensor:
     return x
 
 
-def product_keeps_bits(kernels: Kernels, matrix: Matrix, width: int, device: torch.device, dtype: torch.dtype) -> bool:
-    """Every row of a product of `width` rows against the same row alone."""
-    x = cancelling_rows(width, matrix.shape[1]).to(device, dtype)
-    together = kernels.linear(x, matrix, prefill=False)
-    return all(torch.equal(kernels.linear(x[r : r + 1], matrix, prefill=False)[0], together[r]) for r in range(width))
+class ProductProbe:
+    """One product: every row of it against the same row alone. Many rows are a few again and again."""
+
+    def __init__(self, kernels: Kernels, matrix: Matrix, device: torch.device, dtype: torch.dtype) -> None:
+        self._kernels, self._matrix = kernels, matrix
+        self._x = cancelling_rows(DIFFERENT, matrix.shape[1]).to(device, dtype)
+        self._alone = torch.cat([kernels.linear(row, matrix, prefill=False) for row in self._x.split(1)])
+
+    def keeps_bits(self, rows: int) -> bool:
+        again = torch.arange(rows, device=self._x.device) % DIFFERENT
+        together = self._kernels.linear(self._x[again], self._matrix, prefill=False)
+        return torch.equal(together, self._alone[again])
 
 
-def probe(model: Decoder, pool: PagePool, widths: list[int], target: Target | None = None) -> ProbeResult:
+class RowCounts:
+    """Numbers of rows in a pass and whether all products of a model keep bits there; each is tried once.
+
+    On a GPU products are the only operation that takes other code when a pass has more rows.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+        self._probes: list[ProductProbe] = []  # made when the first question comes
+        self._found: dict[int, bool] = {}
+
+    def keep_bits(self, rows: int) -> bool:
+        """All products, in a pass of so many rows."""
+        if rows not in self._found:
+            if not self._probes:
+                model, kinds = self._model, {matrix.shape: matrix for matrix in self._model.matrices()}
+                self._probes = [ProductProbe(model.kernels, m, model.device, model.dtype) for m in kinds.values()]
+            self._found[rows] = all(probe.keeps_bits(rows) for probe in self._probes)
+        return self._found[rows]
+
+
+def probe(
+    model: Decoder,
+    pool: PagePool,
+    widths: list[int],
+    target: Target | None = None,
+    counts: RowCounts | None = None,
+) -> ProbeResult:
     """Try every width in `widths`, products on cancelling pairs first and then the whole model as `target` runs it."""
-    kernels, widths, results = model.kernels, sorted(widths), []
-    matrices = list({matrix.shape: matrix for matrix in model.matrices()}.values())
+    widths, results, products = sorted(widths), [], counts or RowCounts(model)
     cache, neighbour = SequenceCache(pool), SequenceCache(pool)
     try:
         walk = Walk(target or model, model.config.vocab, cache, neighbour, rows=widths[-1])
         for width in widths:
-            same = all(product_keeps_bits(kernels, m, width, model.device, model.dtype) for m in matrices)
-            results.append((width, same and walk.keeps_bits(width)))
+            results.append((width, products.keep_bits(width) and walk.keeps_bits(width)))
     finally:
         cache.release()
         neighbour.release()
@@ -85,8 +117,8 @@ class Walk:
         self.tokens = [(31 * n + 5) % vocab for n in range(self.start + rows)]
         cache.grow(len(self.tokens))
         neighbour.grow(rows + 3)
-        for start in range(0, self.start, RECORDED):  # as many rows as a decode pass may have
-            step(model, [cache], [self.tokens[start : min(start + RECORDED, self.start)]])
+        model.forward(make_pass([(cache, self.tokens[: self.start])], last_only=True, prefill=True))
+        cache.commit(self.start)
         step(model, [neighbour], [[7 % vocab] * 3])
         self.marks = cache.snapshot(), neighbour.snapshot()
         self.alone = torch.cat([step(model, [cache], [[token]]).clone() for token in self.tokens[self.start :]])
