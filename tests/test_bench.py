@@ -26,7 +26,7 @@ from forerun.progress import NullProgress
 
 FIELDS = {
     "workload", "arm", "temperature", "tokens_per_second", "ratio", "tokens_per_round", "accepted_per_position",
-    "equal", "total",
+    "equal", "total", "interval",
 }  # fmt: skip
 
 
@@ -124,7 +124,12 @@ def test_auto_is_set_beside_the_best_single_arm_prompt_by_prompt() -> None:
 
 def test_data_has_exactly_the_documented_fields() -> None:
     (entry,) = to_data([cell()])
-    assert set(entry) == FIELDS and entry["ratio"] == 2.5 and (entry["equal"], entry["total"]) == (2, 2)
+    assert (
+        set(entry) == FIELDS
+        and entry["ratio"] == 2.5
+        and len(entry["interval"]) == 2
+        and (entry["equal"], entry["total"]) == (2, 2)
+    )
 
 
 class Scripted:
@@ -185,7 +190,6 @@ def test_the_command_prints_a_list(folder: Path, small: None, capsys: pytest.Cap
 def test_the_command_prints_tables_and_draws(
     folder: Path, small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "out.png"
     arguments = ["bench", "-m", str(folder), "-w", "questions", "--temp", "0", "--plot", str(picture)]
     assert main(arguments) == 0

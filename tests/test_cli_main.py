@@ -117,3 +117,10 @@ def test_a_reader_that_leaves_ends_it_silently() -> None:
     errors = process.stderr.read()
     process.stderr.close()
     assert (process.wait(timeout=30), errors) == (141, b"")
+
+
+@pytest.mark.parametrize(("flag", "code", "words"), [("--version", 0, "forerun "), ("--nonsense", 2, "--nonsense")])
+def test_the_console_script_says_everything_before_it_is_gone(flag: str, code: int, words: str) -> None:
+    program = "from forerun.cli.main import run; run(); print('not here')"
+    done = subprocess.run([sys.executable, "-c", program, flag], capture_output=True, text=True, check=False)
+    assert done.returncode == code and words in done.stdout + done.stderr and "not here" not in done.stdout

@@ -135,7 +135,7 @@ class Bench:
 
 def second_start() -> float:
     """Seconds of a whole `forerun generate` with everything cached."""
-    program = "import sys; from forerun.cli.main import main; sys.exit(main())"
+    program = "from forerun.cli.main import run; run()"
     command = [sys.executable, "-c", program, "generate", "-p", "Hi", "-n", "1", "--quiet"]
     return min(seconds(lambda: subprocess.run(command, check=True, capture_output=True)) for _ in range(3))
 

@@ -18,7 +18,7 @@ NONE = "–"
 
 
 def to_data(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """One entry per cell; `ratio` is null where the texts differ."""
+    """One entry per cell; `ratio` and its 95 % interval are null where the texts differ."""
     return [
         {
             "workload": cell.workload,
@@ -26,6 +26,7 @@ def to_data(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             "temperature": cell.temperature,
             "tokens_per_second": cell.tokens_per_second,
             "ratio": None if cell.ratio is None else cell.ratio.value,
+            "interval": None if cell.ratio is None else [cell.ratio.low, cell.ratio.high],
             "tokens_per_round": cell.tokens_per_round,
             "accepted_per_position": cell.accepted_per_position,
             "equal": cell.equal,

@@ -11,12 +11,13 @@ from typing import Annotated
 import typer
 
 from forerun.cli.options import (
-    DRAFT_PANEL,
-    MODEL_PANEL,
     OUTPUT_PANEL,
     Device,
+    DraftModel,
     Dtype,
+    Head,
     MaxContext,
+    ModelName,
     Precision,
     Quantization,
     Quantize,
@@ -38,10 +39,7 @@ class Against(StrEnum):
 
 
 def bench(
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", help="Folder, GGUF file, hub id, or built-in name.", rich_help_panel=MODEL_PANEL),
-    ] = "smollm2",
+    model: ModelName = "smollm2",
     workload: Annotated[
         list[str] | None,
         typer.Option("--workload", "-w", help="Only this kind of work; repeatable.", rich_help_panel=WORK_PANEL),
@@ -57,14 +55,8 @@ def bench(
         list[Against] | None,
         typer.Option("--against", help="Another engine on the same prompts; repeatable.", rich_help_panel=WORK_PANEL),
     ] = None,
-    draft_model: Annotated[
-        str | None,
-        typer.Option("--draft-model", help="A smaller model with the same tokenizer.", rich_help_panel=DRAFT_PANEL),
-    ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option("--head", metavar="FOLDER", help="An MTP head for the model.", rich_help_panel=DRAFT_PANEL),
-    ] = None,
+    draft_model: DraftModel = None,
+    head: Head = None,
     device: Device = "auto",
     dtype: Dtype = Precision.auto,
     quantize: Quantize = Quantization.auto,

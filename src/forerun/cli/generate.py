@@ -13,7 +13,6 @@ import typer
 from forerun.cli.explanation import print_explanation
 from forerun.cli.options import (
     DRAFT_PANEL,
-    MODEL_PANEL,
     OUTPUT_PANEL,
     PROMPT_PANEL,
     SAMPLING_PANEL,
@@ -21,8 +20,11 @@ from forerun.cli.options import (
     AsJson,
     Device,
     DraftKind,
+    DraftModel,
     Dtype,
+    Head,
     MaxContext,
+    ModelName,
     Precision,
     Quantization,
     Quantize,
@@ -49,10 +51,7 @@ JSON_KEYS = (
 
 
 def generate(
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", help="Folder, GGUF file, hub id, or built-in name.", rich_help_panel=MODEL_PANEL),
-    ] = "smollm2",
+    model: ModelName = "smollm2",
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", "-p", help="What to answer; - reads stdin.", rich_help_panel=PROMPT_PANEL),
@@ -125,19 +124,8 @@ def generate(
     draft: Annotated[
         DraftKind, typer.Option("--draft", help="Who drafts.", rich_help_panel=DRAFT_PANEL)
     ] = DraftKind.auto,
-    draft_model: Annotated[
-        str | None,
-        typer.Option("--draft-model", help="A smaller model with the same tokenizer.", rich_help_panel=DRAFT_PANEL),
-    ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option(
-            "--head",
-            metavar="FOLDER",
-            help="An MTP head for the model; default: its own, or one of forerun's.",
-            rich_help_panel=DRAFT_PANEL,
-        ),
-    ] = None,
+    draft_model: DraftModel = None,
+    head: Head = None,
     draft_tokens: Annotated[
         str, typer.Option("--draft-tokens", metavar="N|auto", help="Drafted per round.", rich_help_panel=DRAFT_PANEL)
     ] = "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -22,6 +23,15 @@ from forerun.errors import ForerunError
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def run() -> None:
+    """The console script: `main`, and gone. Taking torch down in good order would take half a second."""
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # whoever read it is gone
+            stream.flush()
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

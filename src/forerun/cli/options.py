@@ -52,6 +52,23 @@ DRAFT_PANEL = "Speculation"
 MODEL_PANEL = "Model"
 OUTPUT_PANEL = "Output"
 
+ModelName = Annotated[
+    str,
+    typer.Option("--model", "-m", help="Folder, GGUF file, hub id, or built-in name.", rich_help_panel=MODEL_PANEL),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option("--draft-model", help="A smaller model with the same tokenizer.", rich_help_panel=DRAFT_PANEL),
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="FOLDER",
+        help="An MTP head for the model; default: its own, or one of forerun's.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps …", rich_help_panel=MODEL_PANEL)]
 Dtype = Annotated[Precision, typer.Option("--dtype", help="What to compute in.", rich_help_panel=MODEL_PANEL)]
 Quantize = Annotated[
