@@ -5,15 +5,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
-
-from forerun.kernels.gpu import choosing  # noqa: E402
-from forerun.kernels.gpu.choosing import _gumbel, _gumbel_bound, choose_tokens, scratch_for  # noqa: E402
-from forerun.kernels.gpu.committing import accept  # noqa: E402
-from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, portable, reference  # noqa: E402
-from forerun.sample.acceptance import accept_coupled  # noqa: E402
+from forerun.kernels.gpu import choosing
+from forerun.kernels.gpu.choosing import _gumbel, _gumbel_bound, choose_tokens, scratch_for
+from forerun.kernels.gpu.committing import accept
+from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, portable, reference
+from forerun.sample.acceptance import accept_coupled
 
 pytestmark = pytest.mark.kernels
 
@@ -315,7 +314,7 @@ def test_accept_walks_as_the_host_does(width, recurrent):
         assert on[name].tolist() == (host[name] if recurrent else states[name].tolist())
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_real_vocabularies(dtype):
     generator = torch.Generator(DEVICE).manual_seed(6)
@@ -325,7 +324,7 @@ def test_real_vocabularies(dtype):
         assert on_device(logits, rows, vocab - 3)[0] == reference.choose(logits, rows, vocab - 3)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_captured_graph_follows_its_inputs():
     logits = torch.zeros(2, 5000, device=DEVICE)
     seed = torch.zeros(2, 3, dtype=torch.int64, device=DEVICE)

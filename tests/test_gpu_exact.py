@@ -122,32 +122,28 @@ def many_prompts() -> list[Any]:
     return prompts
 
 
-def test_a_hundred_thousand_tokens(real: LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:
-    """Drafting on against off, and a batch of 32 against one at a time, greedy and sampled."""
+@pytest.mark.parametrize(("temperature", "shift"), [(0.0, 0), (0.8, 0), (0.8, 1000)])
+def test_a_hundred_thousand_tokens(
+    real: LanguageModel, temperature: float, shift: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Drafting on against off, and a batch of 32 against one at a time: a third of them greedy, two thirds sampled."""
     assert real.probe.guaranteed
-    prompts, compared = many_prompts(), 0
+    prompts = many_prompts()
     assert len(prompts) >= 200
-    for temperature, shift in ((0.0, 0), (0.8, 0), (0.8, 1000)):
-        options = [{"max_tokens": 288, "temperature": temperature, "seed": n + shift} for n in range(len(prompts))]
-        plain = [
-            forerun.generate(real, prompt, draft="off", **settings).tokens
-            for prompt, settings in zip(prompts, options, strict=True)
-        ]
-        drafted = [
-            forerun.generate(real, prompt, draft="mtp", **settings)
-            for prompt, settings in zip(prompts, options, strict=True)
-        ]
-        assert [answer.tokens for answer in drafted] == plain
-        assert sum(answer.accepted for answer in drafted) > 1000
-        for draft in ("off", "mtp"):
-            for first in range(0, len(prompts), 32):
-                part = slice(first, first + 32)
-                wishes = [(p, {**o, "draft": draft}) for p, o in zip(prompts[part], options[part], strict=True)]
-                assert together(real, wishes) == plain[part], f"a batch from prompt {first}, {draft}"
-        compared += sum(map(len, plain))
+    options = [{"max_tokens": 288, "temperature": temperature, "seed": n + shift} for n in range(len(prompts))]
+    work = list(zip(prompts, options, strict=True))
+    plain = [forerun.generate(real, prompt, draft="off", **settings).tokens for prompt, settings in work]
+    drafted = [forerun.generate(real, prompt, draft="mtp", **settings) for prompt, settings in work]
+    assert [answer.tokens for answer in drafted] == plain
+    assert sum(answer.accepted for answer in drafted) > 1000
+    for draft in ("off", "mtp"):
+        for first in range(0, len(prompts), 32):
+            wishes = [(prompt, {**settings, "draft": draft}) for prompt, settings in work[first : first + 32]]
+            assert together(real, wishes) == plain[first : first + 32], f"a batch from prompt {first}, {draft}"
+    compared = sum(map(len, plain))
     with capsys.disabled():
-        print(f"\n{compared} tokens of {len(prompts)} prompts, each decoded four ways: none differs")
-    assert compared >= 100_000
+        print(f"\n{compared} tokens of {len(prompts)} prompts at {temperature}, each decoded four ways: none differs")
+    assert compared >= 33_334
 
 
 def test_the_other_ways_to_choose(real: LanguageModel) -> None:

@@ -7,11 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from forerun.engine.probe import cancelling_rows
-from forerun.kernels.matrix import FloatMatrix
-
-pytest.importorskip("triton")
-
 from forerun.kernels.gpu.linear import Products, Tiling, tiling
+from forerun.kernels.matrix import FloatMatrix
 
 pytestmark = pytest.mark.kernels
 

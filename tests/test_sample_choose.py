@@ -304,7 +304,6 @@ def test_choose_works_without_numba(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_chooses_the_same_tokens():
     rng = np.random.default_rng(6)
     vocab = 49152
