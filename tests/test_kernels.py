@@ -156,3 +156,15 @@ def test_head_norm_touches_its_heads_only() -> None:
     torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
     assert torch.equal(mine[:, :12], x[:, :12]) and torch.equal(mine[:, 48:], x[:, 48:])
     assert not torch.equal(mine[:, 12:48], x[:, 12:48])
+
+
+@pytest.mark.parametrize("fbgemm", [True, False])
+@pytest.mark.parametrize("width", [16, 20, 88])
+def test_a_gated_product_has_the_bits_of_its_parts(width: int, fbgemm: bool) -> None:
+    kernels = CpuKernels(True)
+    kernels.fbgemm = kernels.fbgemm and fbgemm
+    for bias in (None, random(2 * width)):
+        matrix, x = kernels.matrix(random(2 * width, 72), bias), random(5, 72)
+        apart = kernels.silu_mul(kernels.linear(x, matrix, prefill=False))
+        assert torch.equal(kernels.gated_linear(x, matrix, prefill=False), apart)
+        assert torch.equal(kernels.gated_linear(x[3:4], matrix, prefill=False), apart[3:4])

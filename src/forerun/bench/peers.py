@@ -51,7 +51,9 @@ class TransformersPeer:
 
     def __init__(self, model: str, loaded: LanguageModel) -> None:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()  # ours is on the screen already, or nobody watches
         device = loaded.machine.device
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         self.stop_ids = sorted(loaded.stop_ids)
@@ -60,7 +62,9 @@ class TransformersPeer:
     def answer(self, prompt: Sequence[int], temperature: float, tokens: int, seed: int) -> PeerAnswer:
         ids = torch.tensor([list(prompt)], device=self.model.device)
         marks: list[float] = []
-        sampling = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature}
+        sampling: dict[str, Any] = {"do_sample": False}
+        if temperature > 0:
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         torch.manual_seed(seed)
         began = time.perf_counter()
         found = self.model.generate(
@@ -69,8 +73,6 @@ class TransformersPeer:
             max_new_tokens=tokens,
             eos_token_id=self.stop_ids,
             pad_token_id=self.stop_ids[0] if self.stop_ids else None,
-            top_k=0,
-            top_p=1.0,
             streamer=_Clock(marks),
             **sampling,
         )

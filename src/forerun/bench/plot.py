@@ -41,7 +41,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
         panel.set_xticks(range(len(workloads)), workloads)
         panel.set_ylabel("× plain decoding")
         panel.set_title(f"temperature {temperature:g}", loc="left", fontsize=10)
-        panel.legend(fontsize=8, ncols=len(arms), frameon=False)
+        panel.legend(fontsize=8, ncols=len(arms), frameon=False, loc="lower right", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     try:
         figure.savefig(path, dpi=150)

@@ -44,19 +44,30 @@ class CpuKernels(RecurrentCpu):
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
         if isinstance(matrix, FloatMatrix):
             return self._float_linear(x, matrix, prefill)
-        rows, columns = x.shape[0], matrix.shape[0]
-        digits = torch.empty(2 * rows, matrix.shape[1])
-        scale = np.empty(rows, np.float32)
-        compiled.split_digits(x.numpy(), digits.numpy(), scale)
-        if matrix.packed is not None:
-            product = fbgemm_product(digits, 1.0, ZERO_POINT, matrix.packed)
-        else:
-            assert matrix.values is not None
-            product = torch.empty(2 * rows, columns)
-            compiled.int_product(digits.to(torch.int16).numpy(), matrix.values.numpy(), product.numpy())
-        out = torch.empty(rows, columns)
+        product, scale = self._digit_product(x, matrix)
+        out = torch.empty(len(x), matrix.shape[0])
         compiled.join_digits(product.numpy(), scale, matrix.scale.numpy(), out.numpy())
         return self._with_bias(out, matrix)
+
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+        if isinstance(matrix, FloatMatrix) or matrix.bias is not None:
+            return super().gated_linear(x, matrix, prefill)
+        product, scale = self._digit_product(x, matrix)
+        out = torch.empty(len(x), matrix.shape[0] // 2)
+        compiled.join_gated(product.numpy(), scale, matrix.scale.numpy(), out.numpy())
+        return out
+
+    def _digit_product(self, x: Tensor, matrix: IntMatrix) -> tuple[Tensor, Any]:
+        """Products of the high and the low digits of all rows [2 · rows, out], and the rows' scales."""
+        digits = torch.empty(2 * len(x), matrix.shape[1])
+        scale = np.empty(len(x), np.float32)
+        compiled.split_digits(x.numpy(), digits.numpy(), scale)
+        if matrix.packed is not None:
+            return fbgemm_product(digits, 1.0, ZERO_POINT, matrix.packed), scale
+        assert matrix.values is not None
+        product = torch.empty(2 * len(x), matrix.shape[0])
+        compiled.int_product(digits.to(torch.int16).numpy(), matrix.values.numpy(), product.numpy())
+        return product, scale
 
     def _float_linear(self, x: Tensor, matrix: FloatMatrix, prefill: bool) -> Tensor:
         if prefill:
