@@ -10,6 +10,7 @@ import torch
 from engines import CHUNK, CONTEXT, VOCAB, NoText, finish, request, run
 from heads import HeadShape, random_head, write_head
 from tiny import tiny_model
+from tiny_qwen import tiny_qwen
 
 from forerun.cache.pages import PagePool
 from forerun.draft.head import build_head
@@ -20,6 +21,7 @@ from forerun.engine import device_round
 from forerun.engine.controller import Controller
 from forerun.engine.engine import Engine
 from forerun.engine.on_device import device_rounds, graphed_target
+from forerun.engine.probe import probe
 from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu import attention
 from forerun.models.families import build
@@ -169,3 +171,16 @@ def test_a_pass_is_narrowed_where_products_change_bits(folder: Path, head: Path)
     assert answers(engine, *(request(prompt, **options) for prompt in PROMPTS)) == alone
     assert max(asked) > 3, "several at once were thought of"
     assert all(lanes == 1 for lanes, _, _ in device.rounds)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["llama", pytest.param("hybrid", marks=SLOW)])
+def test_the_probe_runs_through_the_graphs(folder: Path, tmp_path: Path, kind: str) -> None:
+    """Its first tokens are a prefill chunk, the others go through captured passes; it leaves nothing behind."""
+    path = folder if kind == "llama" else tiny_qwen(tmp_path)
+    decoder = build(open_checkpoint(path), CudaKernels(DEVICE), DEVICE, torch.float32, NullProgress())
+    pool = PagePool.for_model(decoder.config, 20, PAGE, torch.float32, DEVICE, slots=2, on_device=True)
+    target = graphed_target(decoder, pool, CONTEXT)
+    assert probe(decoder, pool, [2, 3], target, target.counts).guaranteed
+    pool.check([])
+    assert target.counts.keep_bits(2)
