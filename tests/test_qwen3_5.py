@@ -33,9 +33,13 @@ CASES = {
 }
 
 
-@pytest.fixture(params=["cpu", "reference"])
+@pytest.fixture(params=["cpu", "reference", "reference, gates joined"])
 def kernels(request: pytest.FixtureRequest) -> CpuKernels | ReferenceKernels:
-    return CpuKernels(quantize=False) if request.param == "cpu" else ReferenceKernels()
+    if request.param == "cpu":
+        return CpuKernels(quantize=False)
+    slow = ReferenceKernels()
+    slow.joins_gates = "joined" in request.param  # as on a GPU
+    return slow
 
 
 def pool_of(model: Decoder) -> PagePool:

@@ -14,10 +14,15 @@ from tiny_qwen import random_model, save_model
 
 import forerun
 import forerun.weights.convert as module
+from forerun.cache.pages import PagePool, SequenceCache
 from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix
+from forerun.kernels.reference import ReferenceKernels
+from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.rows import make_pass
+from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.convert import convert
 from forerun.weights.fingerprint import fingerprint
@@ -73,8 +78,6 @@ def packed(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
 def test_8_bits_are_those_that_loading_makes(source: Path, tmp_path: Path) -> None:
     from test_models import load
 
-    from forerun.kernels.reference import ReferenceKernels
-
     done = convert(str(source), tmp_path / "small", quantize="int8")
     ours, theirs = (load(folder, ReferenceKernels(True)) for folder in (done.folder, source))  # type: ignore[arg-type]
     ours_all, theirs_all = [*ours.block_matrices(), ours.head], [*theirs.block_matrices(), theirs.head]
@@ -95,6 +98,25 @@ def test_8_bits_are_those_that_loading_makes(source: Path, tmp_path: Path) -> No
     with pytest.raises(ForerunError, match="already"):
         convert(str(done.folder), tmp_path / "smaller", quantize="int8")
     assert same(tensors(convert(str(done.folder), tmp_path / "copy").folder), stored)
+
+
+@torch.inference_mode()
+def test_8_bits_serve_other_precisions(source: Path, tmp_path: Path) -> None:
+    """No product in 8 bits, and activations that are not float32, as bfloat16 on a GPU."""
+    done = convert(str(source), tmp_path / "small", quantize="int8")
+    slow = ReferenceKernels()
+    slow.joins_gates = True
+    cpu, other = torch.device("cpu"), torch.float64
+    model = build(open_checkpoint(done.folder), slow, cpu, other, NullProgress())
+    assert {m.weight.dtype for m in [*model.block_matrices(), model.head] if isinstance(m, FloatMatrix)} == {other}
+    cache = SequenceCache(PagePool.for_model(model.config, 4, 16, other, cpu))
+    cache.grow(len(PROMPT))
+    found = model.forward(make_pass([(cache, PROMPT)], last_only=False, prefill=True)).logits
+    full = decoder(done.folder, quantize=False)
+    cache = SequenceCache(PagePool.for_model(full.config, 4, 16, torch.float32, cpu))
+    cache.grow(len(PROMPT))
+    expected = full.forward(make_pass([(cache, PROMPT)], last_only=False, prefill=True)).logits
+    torch.testing.assert_close(found.float(), expected, atol=1e-4, rtol=0)
 
 
 def test_a_converted_head_drafts(tmp_path: Path) -> None:

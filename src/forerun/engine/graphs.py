@@ -71,7 +71,7 @@ class GraphedTarget:
         self.table = torch.full((most, pages), pool.spare_page, dtype=torch.int32, device=device)
         self.slot = torch.full((most,), pool.spare_slot, dtype=torch.int32, device=device)
         self.counts = RowCounts(decoder)
-        self._passes: dict[tuple[int, int, bool], tuple[Tensor, Replay[Output]]] = {}
+        self.passes: dict[tuple[int, int, bool], tuple[Tensor, Replay[Output]]] = {}  # by lanes, width, features
 
     def forward(self, batch: Pass) -> Output:
         """As `Decoder.forward`. What comes out is overwritten by the next pass."""
@@ -82,10 +82,10 @@ class GraphedTarget:
         if sequences > 1 and not self.counts.keep_bits(lanes * grid.width):
             return self._in_halves(batch, grid)
         key = (lanes, grid.width, batch.features)
-        if key not in self._passes:
+        if key not in self.passes:
             self._idle()
-            self._passes[key] = self._capture(*key)
-        tokens, replay = self._passes[key]
+            self.passes[key] = self._capture(*key)
+        tokens, replay = self.passes[key]
         self._idle()
         tokens[: len(batch.tokens)] = batch.tokens
         self.position[:sequences] = grid.position

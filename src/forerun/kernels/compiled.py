@@ -81,6 +81,12 @@ def head_norm(x, first, heads, weight, eps):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+def gated(gate, up):  # type: ignore[no-untyped-def]
+    """silu(gate) · up."""
+    return gate / (ONE + exponential(-gate)) * up
+
+
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
 def silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
     """out = silu(gate) · up for gate_up [rows, 2·width], gate first."""
     width = out.shape[1]
@@ -89,7 +95,7 @@ def silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
         up = gate_up[r, width:]
         target = out[r]
         for i in range(width):
-            target[i] = gate[i] / (ONE + exponential(-gate[i])) * up[i]
+            target[i] = gated(gate[i], up[i])
 
 
 @njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
@@ -119,6 +125,12 @@ def split_digits(x, digits, scale):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+def joined(high, low, scale):  # type: ignore[no-untyped-def]
+    """The product of a number from the products of its digits."""
+    return (high * np.float32(128) + low) * scale
+
+
+@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
 def join_digits(product, scale, weight_scale, out):  # type: ignore[no-untyped-def]
     """out = (128 · high + low) · row scale · weight scale, for product [2·rows, width]."""
     rows, width = out.shape
@@ -128,7 +140,7 @@ def join_digits(product, scale, weight_scale, out):  # type: ignore[no-untyped-d
         target = out[r]
         row_scale = scale[r]
         for i in range(width):
-            target[i] = (high[i] * np.float32(128) + low[i]) * (row_scale * weight_scale[i])
+            target[i] = joined(high[i], low[i], row_scale * weight_scale[i])
 
 
 @njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
@@ -143,11 +155,11 @@ def join_gated(product, scale, weight_scale, out):  # type: ignore[no-untyped-de
         target = out[r]
         row_scale = scale[r]
         for i in range(width):
-            gate[i] = (high[i] * np.float32(128) + low[i]) * (row_scale * weight_scale[i])
+            gate[i] = joined(high[i], low[i], row_scale * weight_scale[i])
         for i in range(width):
-            up[i] = (high[width + i] * np.float32(128) + low[width + i]) * (row_scale * weight_scale[width + i])
+            up[i] = joined(high[width + i], low[width + i], row_scale * weight_scale[width + i])
         for i in range(width):
-            target[i] = gate[i] / (ONE + exponential(-gate[i])) * up[i]
+            target[i] = gated(gate[i], up[i])
 
 
 @njit(cache=True, error_model="numpy", nogil=True, parallel=True)

@@ -44,7 +44,7 @@ class CudaKernels:
         self.counters = torch.zeros(1 << 16, dtype=torch.int32, device=device)  # of attention
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
-        return self.float_matrix(weight.float() if isinstance(weight, Rounded) else weight, bias)
+        return self.float_matrix(weight.tensor() if isinstance(weight, Rounded) else weight, bias)
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         return FloatMatrix(weight.contiguous(), None if bias is None else bias.contiguous())

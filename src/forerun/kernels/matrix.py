@@ -57,13 +57,19 @@ class Rounded:
 
     values: Tensor  # [..., out, in] int8
     scale: Tensor  # [..., out] float32
+    dtype: torch.dtype = torch.float32  # of the tensor it stands for
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Rounded:  # noqa: ARG002 - stays in 8 bits
-        return Rounded(self.values.to(device), self.scale.to(device))
+    def to(self, device: torch.device, dtype: torch.dtype) -> Rounded:
+        """Stays in 8 bits."""
+        return Rounded(self.values.to(device), self.scale.to(device), dtype)
 
     def __getitem__(self, index: int | Tensor) -> Rounded:
         """Some rows, or one of a stack of matrices."""
-        return Rounded(self.values[index], self.scale[index])
+        return Rounded(self.values[index], self.scale[index], self.dtype)
+
+    def tensor(self) -> Tensor:
+        """[..., out, in], for bodies that do not multiply in 8 bits."""
+        return self.float().to(self.dtype)
 
     def float(self) -> Tensor:
         """[..., out, in] float32."""
@@ -77,8 +83,9 @@ def join(parts: list[Weight]) -> Weight:
     """Rows of several weights one after another."""
     rounded = [part for part in parts if isinstance(part, Rounded)]
     if len(rounded) == len(parts):
-        return Rounded(torch.cat([part.values for part in rounded]), torch.cat([part.scale for part in rounded]))
-    return torch.cat([part.float() if isinstance(part, Rounded) else part for part in parts])
+        values, scale = torch.cat([part.values for part in rounded]), torch.cat([part.scale for part in rounded])
+        return Rounded(values, scale, rounded[0].dtype)
+    return torch.cat([part.tensor() if isinstance(part, Rounded) else part for part in parts])
 
 
 def round_to_int8(weight: Weight) -> tuple[Tensor, Tensor]:

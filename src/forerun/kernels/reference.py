@@ -34,7 +34,7 @@ class ReferenceKernels(RecurrentReference):
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
         if not self.quantize:
-            return self.float_matrix(weight.float() if isinstance(weight, Rounded) else weight, bias)
+            return self.float_matrix(weight.tensor() if isinstance(weight, Rounded) else weight, bias)
         values, scale = round_to_int8(weight)
         return IntMatrix(values, scale, None if bias is None else bias.float(), (values.shape[0], values.shape[1]))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 
 COLUMNS = 1024  # of a row in one program of an element-wise operation
-WIDEST = 16384  # row that a norm holds in one program
+LONGEST_ROW = 16384  # that a norm holds in one program
 
 
 @triton.jit
@@ -123,7 +123,7 @@ def embed(tokens: Tensor, table: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[rows, width] → [rows, width]; x may be a slice of columns."""
     rows, width = x.shape
-    assert width <= WIDEST and x.stride(1) == 1
+    assert width <= LONGEST_ROW and x.stride(1) == 1
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if rows:
         block = triton.next_power_of_2(width)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.interface import Decay, Expert, HeadNorms, Kernels
-from forerun.kernels.matrix import Matrix, Rounded, Weight, join
+from forerun.kernels.matrix import Matrix, Weight, join
 from forerun.models.layers.delta import AttentionMixer, DeltaMixer
 from forerun.models.layers.experts import Dense, FeedForward, Sparse
 from forerun.models.layers.hybrid_config import ExpertsConfig, HybridConfig
@@ -72,7 +72,7 @@ class HybridLoader:
             self.weight(prefix + "in_proj_z.weight", layout.values, hidden),
         ]
         gates = torch.cat([self.tensor(f"{prefix}in_proj_{name}.weight", heads, hidden) for name in "ba"])
-        joined = self.kernels.joins_gates and not any(isinstance(part, Rounded) for part in project)
+        joined = self.kernels.joins_gates
         convolution = self.state_tensor(prefix + "conv1d.weight", layout.width, 1, layout.window)
         rate = -self.state_tensor(prefix + "A_log", heads).exp()
         return DeltaMixer(
