@@ -18,6 +18,7 @@ from forerun.kernels.gpu.overlap import let_next_in, overlaps, wait_for_previous
 from forerun.kernels.matrix import FloatMatrix
 
 MULTIPROCESSORS = 132  # tilings are chosen for a large GPU; a smaller one runs the same programs in more waves
+NARROW = 12_000_000  # weights: programs of a smaller matrix take fewer outputs and longer splits
 ROWS = 16  # the smallest tile a tensor core takes
 COPIED = 16  # bytes: rows of a tile that are copied in bulk start at multiples of it
 
@@ -36,15 +37,22 @@ class Tiling:
 
 @cache
 def tiling(outputs: int, inputs: int, gated: bool, tile: int = ROWS) -> Tiling:
-    """Enough programs to keep the memory busy, and enough bytes in flight for each; measured on an H200."""
-    width = 32 if gated or outputs < 2048 else 64
+    """One split where that keeps every multiprocessor busy, else so many that they have about two programs each.
+
+    Splits are added up in the end, which takes longer the more rows there are. Constants are measured on an H200.
+    """
+    narrow = gated or outputs < 2048 or outputs * inputs < NARROW
+    width = 32 if narrow else 64
     step = 64 if inputs < 1024 or tile > ROWS else 128
     programs, splits = -(-outputs // (2 * width if gated else width)), 1
     shortest = 64 if inputs < 1024 else 128
-    while programs * splits < 2 * MULTIPROCESSORS and splits < 8 and shortest * splits < inputs:
-        splits *= 2
-    splits = -(-inputs // split_inputs(inputs, splits))  # those that have any
-    return Tiling(tile, width, step, splits, 4, 3 if step == 128 else 4)
+    alone = programs >= 1.2 * MULTIPROCESSORS
+    if not alone:
+        wanted = min(8, 1.8 * MULTIPROCESSORS / programs, inputs / shortest)
+        splits = next(count for count in (2, 4, 6, 8) if count >= wanted)
+        splits = -(-inputs // split_inputs(inputs, splits))  # those that have any
+    deep = alone and not gated and programs < 1.5 * MULTIPROCESSORS  # few programs: more for each on its way
+    return Tiling(tile, width, step, splits, 4, 4 if deep or step == 64 else 3)
 
 
 def row_tile(rows: int) -> int:

@@ -18,6 +18,8 @@ from forerun.kernels.interface import Decay, DeltaLayout, Grid
 from forerun.kernels.reference_recurrent import L2_EPS
 
 WARPS = 16  # of a program that prepares rows: four entries for each thread
+LANES = 8  # of a warp that share a column of such a part
+AHEAD = 4  # rows that are on their way while one is worked on
 TILE = 2048  # entries of a program's part of a state matrix: 64 registers of each thread of one warp
 
 
@@ -85,6 +87,8 @@ def recurrence(
         ROWS=layer.rows,
         KEYS=keys,
         COLUMNS=columns,
+        RUN=max(1, keys // LANES),
+        AHEAD=AHEAD,
         num_warps=1,  # sums over the keys then stay in one warp, which waits for nobody
         launch_pdl=early,
     )
@@ -258,28 +262,9 @@ def _prepare(
 
 
 @triton.jit
-def _fetch(
-    row: typing.Any,  # where it is recorded
-    query: typing.Any,  # where its query is, if it is a new one
-    new: typing.Any,
-    known: typing.Any,
-    key_at: typing.Any,
-    value_at: typing.Any,
-    number_at: typing.Any,
-    is_key: typing.Any,
-    is_column: typing.Any,
-    product_at: typing.Any,
-    HEADS: tl.constexpr,
-) -> typing.Any:
-    """Keys, values, decay, strength, queries and queries · keys of a row."""
-    return (
-        tl.load(row + key_at, mask=is_key & known, other=0.0),
-        tl.load(row + value_at, mask=is_column & known, other=0.0),
-        tl.load(row + number_at, mask=known, other=0.0),
-        tl.load(row + number_at + HEADS, mask=known, other=0.0),
-        tl.load(query + key_at, mask=is_key & new, other=0.0),
-        tl.load(query + product_at, mask=new, other=0.0),
-    )
+def _sum_keys(x: typing.Any) -> typing.Any:
+    """[KEYS / RUN, RUN, COLUMNS] → [COLUMNS]: first within threads, then across."""
+    return tl.sum(tl.sum(x, axis=1), axis=0)
 
 
 @triton.jit(do_not_specialize=["width", "capacity"], do_not_specialize_on_alignment=["slots"])
@@ -301,18 +286,21 @@ def _delta_rule(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    RUN: tl.constexpr,
+    AHEAD: tl.constexpr,
 ) -> None:
     """A block of columns of one head's state, through the rows to replay and then the rows of the pass."""
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + sequence).to(tl.int64)
     keep = tl.load(kept + slot)
     parity = tl.load(parities + slot).to(tl.int64)
-    key = tl.arange(0, KEYS)
+    # Keys in runs: those of a thread are neighbours, which it reads together.
+    key = RUN * tl.arange(0, KEYS // RUN)[:, None] + tl.arange(0, RUN)[None, :]
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     is_key, is_column = key < KEY_SIZE, column < VALUE_SIZE
-    tile = state + (slot * VALUE_HEADS + head) * (KEY_SIZE * VALUE_SIZE) + key[:, None] * VALUE_SIZE + column[None, :]
-    in_tile = is_key[:, None] & is_column[None, :]
-    matrix = tl.load(tile, mask=in_tile, other=0.0)  # [KEYS, COLUMNS]
+    tile = state + (slot * VALUE_HEADS + head) * (KEY_SIZE * VALUE_SIZE) + key[:, :, None] * VALUE_SIZE + column
+    in_tile = is_key[:, :, None] & is_column
+    matrix = tl.load(tile, mask=in_tile, other=0.0)  # [KEYS / RUN, RUN, COLUMNS]
     after_previous()
 
     # Step s of the loop is row s of `replayed`, or row s - keep of the pass.
@@ -327,28 +315,21 @@ def _delta_rule(
     value_at = keys_end + head * VALUE_SIZE + column
     number_at = keys_end + VALUE_HEADS * VALUE_SIZE + head
     product_at = keys_end + key_head
-    steps = keep + width
-    row = tl.where(keep > 0, replayed, written)
-    keys, values, alpha, beta, query, product = _fetch(
-        row, source, keep == 0, True, key_at, value_at, number_at, is_key, is_column, product_at, VALUE_HEADS
-    )
-    step = 0
-    while step < steps:
-        after = step + 1  # the next row is on its way while this one is worked on
-        row = tl.where(after < keep, replayed, written) + after * RECORD
-        new = (after >= keep) & (after < steps)
-        asked = source + after * (keys_end + KEY_HEADS)
-        keys_, values_, alpha_, beta_, query_, product_ = _fetch(
-            row, asked, new, after < steps, key_at, value_at, number_at, is_key, is_column, product_at, VALUE_HEADS
-        )
+    for step in tl.range(0, keep + width, num_stages=AHEAD):
+        row = tl.where(step < keep, replayed, written) + step * RECORD
+        asked = source + tl.maximum(step, keep) * (keys_end + KEY_HEADS)
+        keys = tl.load(row + key_at, mask=is_key, other=0.0)
+        query = tl.load(asked + key_at, mask=is_key, other=0.0)
+        values = tl.load(row + value_at, mask=is_column, other=0.0)
+        alpha = tl.load(row + number_at)
+        beta = tl.load(row + number_at + VALUE_HEADS)
+        product = tl.load(asked + product_at)
         if step == keep:
             tl.store(tile, matrix, mask=in_tile & (keep > 0))
         # The answer Sᵀq of the new state, put together from sums over the old one that need not wait for the change.
-        read = tl.sum(matrix * query[:, None], axis=0)
-        change = beta * (values - alpha * tl.sum(matrix * keys[:, None], axis=0))
+        read = _sum_keys(matrix * query[:, :, None])
+        change = beta * (values - alpha * _sum_keys(matrix * keys[:, :, None]))
         answer = alpha * read + change * product
-        matrix = tl.fma(keys[:, None], change[None, :], matrix * alpha)
+        matrix = tl.fma(keys[:, :, None], change, matrix * alpha)
         there = target + step * (VALUE_HEADS * VALUE_SIZE)
         tl.store(there, answer.to(out.dtype.element_ty), mask=is_column & (step >= keep))
-        keys, values, alpha, beta, query, product = keys_, values_, alpha_, beta_, query_, product_
-        step = after
