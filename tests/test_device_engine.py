@@ -24,7 +24,7 @@ from forerun.engine.graphs import GraphedTarget
 from forerun.engine.on_device import device_rounds, graphed_target
 from forerun.engine.probe import probe
 from forerun.kernels.cuda import CudaKernels
-from forerun.kernels.gpu import attention
+from forerun.kernels.gpu import attention, filtering
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import NullProgress
@@ -108,7 +108,7 @@ def test_arms_may_change_between_rounds_and_sequences_come_and_go(folder: Path, 
     engine, options = device_engine(folder, head), {"max_tokens": TOKENS, "seed": 3}
     alone = [
         answers(engine, request(PROMPTS[0], **options))[0],
-        answers(engine, request(PROMPTS[1], top_k=5, temperature=0.9, **options))[0],
+        answers(engine, request(PROMPTS[1], repetition_penalty=1.2, temperature=0.9, **options))[0],
         answers(engine, request(PROMPTS[2], **options))[0],
     ]
     first = engine.submit(request(PROMPTS[0], draft="mtp", draft_tokens=2, **options), NoText())
@@ -117,12 +117,31 @@ def test_arms_may_change_between_rounds_and_sequences_come_and_go(folder: Path, 
             engine.step()
     others = [
         engine.submit(
-            request(PROMPTS[1], draft="mtp", top_k=5, temperature=0.9, **options), NoText()
-        ),  # top-k: the general way
+            request(PROMPTS[1], draft="mtp", repetition_penalty=1.2, temperature=0.9, **options), NoText()
+        ),  # a penalty: the general way
         engine.submit(request(PROMPTS[2], draft="lookup", **options), NoText()),
     ]
     finish(engine, [first, *others])
     assert [s.answer for s in (first, *others)] == alone
+
+
+@pytest.mark.parametrize("gathered", [pytest.param(1024, marks=SLOW), 64])
+def test_filters_on_the_device(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch, gathered: int) -> None:
+    """With little room for tokens the device leaves rows open; the general way decides them, and it goes on there."""
+    ways: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 7, "top_p": 0.8}, {"min_p": 0.3}]
+    options: dict[str, Any] = {"max_tokens": 5, "temperature": 0.8, "seed": 4}
+    wishes = [(prompt, {**options, **way}) for prompt, way in zip(PROMPTS, ways, strict=True)]
+    general = device_engine(folder, head, rounds=False)
+    plain = [answers(general, request(prompt, **wish))[0] for prompt, wish in wishes]
+    monkeypatch.setattr(filtering, "GATHERED", gathered)
+    engine = device_engine(folder, head)
+    assert engine.device is not None
+    left = []
+    take = engine.device._take
+    monkeypatch.setattr(engine.device, "_take", lambda *given: left.append(take(*given)) or left[-1])
+    assert answers(engine, *(request(prompt, draft="mtp", draft_tokens=2, **wish) for prompt, wish in wishes)) == plain
+    assert any(filtered for *_, filtered in engine.device.rounds)
+    assert (min(left) < 0) == (gathered < 290)
 
 
 def test_cancelled_in_the_air_and_taken_up_again(folder: Path, head: Path) -> None:
@@ -169,7 +188,7 @@ def test_a_pass_is_narrowed_where_products_change_bits(folder: Path, head: Path)
     assert device is not None and device.rounds and isinstance(target, GraphedTarget)
     target.counts.keep_bits = lambda rows: rows <= 3  # type: ignore[method-assign]
     assert answers(engine, *(request(prompt, **options) for prompt in PROMPTS)) == alone
-    assert all(lanes == 1 for lanes, _, _ in device.rounds)
+    assert all(lanes == 1 for lanes, *_ in device.rounds)
     assert target.passes and all(lanes == 1 for lanes, _, _ in target.passes)
 
 

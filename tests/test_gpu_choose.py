@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from forerun.kernels.gpu import choosing
-from forerun.kernels.gpu.choosing import _gumbel, _gumbel_bound, choose_tokens, scratch_for
+from forerun.kernels.gpu.choosing import UNDECIDED, _gumbel, _gumbel_bound, choose_tokens, scratch_for
 from forerun.kernels.gpu.committing import accept
 from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, portable, reference
 from forerun.sample.acceptance import accept_coupled
@@ -208,7 +208,7 @@ def test_strides_and_half_precision():
 
 def test_device_body_leaves_rows_that_need_more_to_the_reference():
     rng = np.random.default_rng(5)
-    logits = torch.from_numpy(rng.standard_normal((6, 80)).astype(np.float32)).to(DEVICE)
+    logits = torch.from_numpy(rng.standard_normal((7, 80)).astype(np.float32)).to(DEVICE)
     rows = [
         row(temperature=1.0, seed=1),
         row(temperature=1.0, seed=1, top_p=0.5),
@@ -216,8 +216,9 @@ def test_device_body_leaves_rows_that_need_more_to_the_reference():
         row(top_k=3),  # greedy: filters cannot matter
         row(temperature=0.8, logit_bias={5: 3.0}, seed=2),
         row(temperature=0.8, allowed=torch.arange(80) % 2 == 1),
+        row(temperature=0.8, top_k=300),
     ]
-    assert [device.simple(r) for r in rows] == [True, False, False, True, False, False]
+    assert [device.simple(r) for r in rows] == [True, True, False, True, False, False, False]
     assert device.choose(logits, rows, 77) == reference.choose(logits, rows, 77)
     assert torch.equal(device.probabilities(logits, rows, 77), reference.probabilities(logits, rows, 77))
 
@@ -261,12 +262,15 @@ def commit_twin(tokens, chosen, bad, drafted, live, position, slot, kept, parity
         if live[lane]:
             drafts = line[1 : 1 + drafted[lane]]
             count, last = accept_coupled(chosen[lane][: len(drafts) + 1], drafts)
+            if UNDECIDED in bad[lane][: count + 1]:
+                count = bad[lane].index(UNDECIDED) - 1
+                last = chosen[lane][count] if count >= 0 else line[0]
             position[lane] += count + 1
             kept[slot[lane]] = count + 1
             parity[slot[lane]] ^= 1
         accepted.append(count)
         final.append(last)
-        result.append([*chosen[lane], count, max(bad[lane][: count + 1]) if live[lane] else 0])
+        result.append([*chosen[lane], count, max(bad[lane][: count + 1], default=0) if live[lane] else 0])
     return accepted, final, result
 
 
@@ -283,14 +287,15 @@ def test_accept_walks_as_the_host_does(width, recurrent):
     drafted = rng.integers(0, width, lanes)
     drafted[:2] = width - 1
     live = (rng.random(lanes) < 0.8).astype(int)
-    live[:2] = [1, 0]
+    live[:3] = [1, 0, 1]
     states = {
         "position": rng.integers(0, 1000, lanes),
         "slot": np.where(live, rng.permutation(lanes), lanes),  # idle lanes share the spare one
         "kept": np.full(lanes + 1, 7),
         "parity": rng.integers(0, 2, lanes + 1),
     }
-    bad = (rng.random((lanes, width)) < 0.1).astype(int)
+    bad = rng.choice([0, 1, UNDECIDED], (lanes, width), p=[0.8, 0.1, 0.1])
+    bad[0], bad[2, 0] = 0, UNDECIDED
 
     def here(values, dtype=torch.int32):
         return torch.tensor(values, dtype=dtype, device=DEVICE)

@@ -147,7 +147,7 @@ def test_a_hundred_thousand_tokens(
 
 
 def test_the_other_ways_to_choose(real: LanguageModel) -> None:
-    """Filters, penalties and biases go the general way, through the same passes."""
+    """Filters are the device's, penalties and biases go the general way, through the same passes."""
     ways: list[dict[str, Any]] = [
         {"top_p": 0.9},
         {"top_k": 40, "min_p": 0.02},
@@ -160,6 +160,7 @@ def test_the_other_ways_to_choose(real: LanguageModel) -> None:
         plain = forerun.generate(real, PROMPTS[number], draft="off", **options)
         for arm in ("lookup", "mtp", "auto"):
             assert forerun.generate(real, PROMPTS[number], draft=arm, **options).tokens == plain.tokens
+    assert real.engine.device is not None and any(filtered for *_, filtered in real.engine.device.rounds)
 
 
 def test_memory_that_does_not_suffice_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

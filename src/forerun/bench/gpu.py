@@ -39,6 +39,8 @@ from forerun.sample.parameters import SamplingParams
 CONTEXT = 2048
 DRAFT_VOCABULARY = 32768
 PROMPT = 100
+GREEDY = SamplingParams()
+FILTERED = SamplingParams(temperature=0.8, top_k=20, top_p=0.95)
 
 
 @dataclass
@@ -105,12 +107,11 @@ def floor(subject: Subject) -> float:
     return replay_seconds(captured(launch))
 
 
-def running(engine: Engine, draft: str, depth: int | None, count: int = 1) -> None:
-    """Sequences in the middle of their answers."""
-    for number in range(count):
-        prompt = tuple((31 * n + 7 * number + 5) % engine.vocab for n in range(PROMPT))
-        wish = Request(prompt, SamplingParams(), CONTEXT - PROMPT - 1, draft=draft, draft_tokens=depth)  # type: ignore[arg-type]
-        engine.submit(wish, Silence())
+def running(engine: Engine, draft: str, depth: int | None, sampling: SamplingParams = GREEDY) -> None:
+    """A sequence in the middle of its answer."""
+    prompt = tuple((31 * n + 5) % engine.vocab for n in range(PROMPT))
+    wish = Request(prompt, sampling, CONTEXT - PROMPT - 1, draft=draft, draft_tokens=depth)  # type: ignore[arg-type]
+    engine.submit(wish, Silence())
     while engine.scheduler.waiting or engine.scheduler.prefilling():
         engine.step()
     for _ in range(10):
@@ -122,9 +123,11 @@ def stop(engine: Engine) -> None:
         engine.release(sequence)
 
 
-def rounds_of(engine: Engine, draft: str, depth: int | None, steps: int = 200) -> tuple[float, float]:
+def rounds_of(
+    engine: Engine, draft: str, depth: int | None, sampling: SamplingParams = GREEDY, steps: int = 200
+) -> tuple[float, float]:
     """Wall seconds of a round in the engine, and device seconds of its graph alone."""
-    running(engine, draft, depth)
+    running(engine, draft, depth, sampling)
     walls = []
     for _ in range(5):
         torch.cuda.synchronize()
@@ -135,7 +138,7 @@ def rounds_of(engine: Engine, draft: str, depth: int | None, steps: int = 200) -
     device = engine.device
     assert device is not None
     engine.land(go_on=False)
-    key = (1, 1 + (depth or 0), draft == "mtp")
+    key = (1, 1 + (depth or 0), draft == "mtp", sampling.filtered)
     graph_seconds = replay_seconds(device.rounds[key])
     stop(engine)
     return statistics.median(walls), graph_seconds
@@ -188,6 +191,8 @@ def measure(subject: Subject) -> dict[str, float]:
     cells |= {"plain_ms": 1e3 * device, "plain_wall_ms": 1e3 * wall}
     cells["plain_over_floor"] = cells["plain_ms"] / cells["floor_ms"]
     cells["host_share"] = max(0.0, 1 - device / wall)
+    cells["filtered_wall_ms"] = 1e3 * rounds_of(engine, "off", None, FILTERED)[0]
+    cells["filtered_over_plain"] = cells["filtered_wall_ms"] / cells["plain_wall_ms"]
     cells["pass_1_ms"], cells["pass_8_ms"] = (1e3 * pass_seconds(engine, width) for width in (1, 8))
     cells["width_8_over_1"] = cells["pass_8_ms"] / cells["pass_1_ms"]
     if subject.head is not None:

@@ -60,12 +60,16 @@ def agree(answers: list[list[int]], others: list[list[int]]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2", help="the built-in model, or where its file is")
-    model = load_model(parser.parse_args().model, device="cuda", max_context=2048)
+    parser.add_argument("--batch", type=int, choices=BATCHES, help="only this one")
+    wish = parser.parse_args()
+    model = load_model(wish.model, device="cuda", max_context=2048)
     lines = files("forerun").joinpath("data", "eval_prompts.jsonl").read_text().splitlines()
     prompts = [tuple(encode_prompt(model.tokenizer, json.loads(line)["prompt"], None, False)) for line in lines]
     table: dict[int, dict[str, float]] = {}
     with torch.inference_mode():
         for batch, sets in BATCHES.items():
+            if wish.batch not in (None, batch):
+                continue
             rates: dict[int, list[float]] = {depth: [] for depth in (0, *DEPTHS)}
             for number in range(-1, sets):  # the first is thrown away: it captures graphs
                 mine = [prompts[(max(number, 0) * batch + n * 5) % len(prompts)] for n in range(batch)]

@@ -1,8 +1,9 @@
 """A whole round on a device: pass, choose, accept, commit and the next drafts in one graph, one host synchronisation.
 
 The host reads what a round gave, starts the next one with the same sequences, and only then turns tokens into text:
-that work is hidden behind the device. Rounds whose sequences need more than the device does (processors, filters,
-other drafters, rejection) go the general way, `engine/round.py`.
+that work is hidden behind the device. Rounds whose sequences need more than the device does (processors, other
+drafters, rejection) go the general way, `engine/round.py`. So does the one after a round in which the device could not
+decide what a filter keeps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from forerun.engine.probe import RowCounts
 from forerun.engine.round import Turn
 from forerun.engine.sequence import Sequence, Status
 from forerun.errors import ForerunError
-from forerun.kernels.interface import WIDEST, Grid
+from forerun.kernels.interface import LARGEST_TOP_K, WIDEST, Grid
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import Pass
@@ -70,7 +71,9 @@ class DeviceRounds:
         self.flight: Flight | None = None
         self._seats: list[Seat] = []
         self._depth = 0  # drafts the lanes hold
-        self.rounds: dict[tuple[int, int, bool], Replay[Tensor]] = {}  # by lanes, width, whether the head drafts
+        # by lanes, width, whether the head drafts, whether there are filters
+        self.rounds: dict[tuple[int, int, bool, bool], Replay[Tensor]] = {}
+        self._undecided = False  # a lane waits for the general way
         self._results = [self._host_result() for _ in range(2)]
 
     def _host_result(self) -> Tensor:
@@ -79,6 +82,9 @@ class DeviceRounds:
 
     def takes(self, turns: list[Turn]) -> bool:
         """Can all of these run on the device, in a pass of so many rows?"""
+        if self._undecided:
+            self._undecided = False
+            return False
         if len(turns) > LANES[-1] or not all(
             turn.decision.drafter in (None, "mtp") and simple(turn.sequence) for turn in turns
         ):
@@ -123,7 +129,8 @@ class DeviceRounds:
     def _start(self, turns: list[Turn], width: int, began: float, repeats: int = 0) -> None:
         lanes = lanes_for(len(turns))
         headed = any(seat.head_pages is not None for seat in self._seats)
-        key = (lanes, width, headed)
+        filtered = any(seat.sequence.request.sampling.filtered for seat in self._seats)
+        key = (lanes, width, headed, filtered)
         typical = key in self.rounds
         if not typical:
             self._capture(key)
@@ -141,15 +148,14 @@ class DeviceRounds:
         self._depth = width - 1
         self.flight = Flight(turns, drafts, width, began, host, landed, repeats, typical)
 
-    def _capture(self, key: tuple[int, int, bool]) -> None:
+    def _capture(self, key: tuple[int, int, bool, bool]) -> None:
         """A capture runs once for nobody: the lanes are cleared for it and seated again."""
         self.lanes.clear()
         self.rounds[key] = self.graphs.capture(lambda: self._round(*key))
         self._sit_down()
 
-    def _round(self, count: int, width: int, headed: bool) -> Tensor:
+    def _round(self, count: int, width: int, headed: bool, filtered: bool) -> Tensor:
         """What a graph holds. Returns [lanes, width + 2]."""
-        from forerun.kernels.gpu.choosing import choose_tokens
         from forerun.kernels.gpu.committing import accept
 
         lanes, device = self.lanes, self.pool.device
@@ -160,19 +166,7 @@ class DeviceRounds:
         grid = Grid(width, before, lanes.table[:count], lanes.slot[:count], () if states is None else states.layers)
         rows = tokens.flatten()
         output = self.decoder.forward(Pass(rows, rows, grid, self.pool.layers, None, False, features=headed))
-        chosen = torch.empty(count, width, dtype=torch.int64, device=device)
-        bad = torch.empty(count, width, dtype=torch.int32, device=device)
-        steps = torch.arange(1, width + 1, device=device)
-        temperature, seed = lanes.temperature[:count], lanes.seed[:count]
-        choose_tokens(
-            output.logits,
-            self.vocab,
-            temperature.repeat_interleave(width),
-            seed.repeat_interleave(width, dim=0),
-            (before[:, None] + steps).flatten(),
-            chosen.view(-1),
-            bad.view(-1),
-        )
+        chosen, bad = self._choose(output.logits, count, width, before, filtered)
         accepted = torch.empty(count, dtype=torch.int32, device=device)
         result = torch.empty(count, width + 2, dtype=torch.int64, device=device)
         state = (None, None, None) if states is None else (lanes.slot[:count], states.kept, states.parity)  # type: ignore[union-attr]
@@ -182,6 +176,27 @@ class DeviceRounds:
             assert output.features is not None
             self._draft(count, width, output.features, chosen, before, accepted)
         return result
+
+    def _choose(self, logits: Tensor, count: int, width: int, before: Tensor, filtered: bool) -> tuple[Tensor, Tensor]:
+        """What plain decoding would emit after each row, and rows that have nothing; both [lanes, width]."""
+        from forerun.kernels.gpu.choosing import choose_tokens
+        from forerun.kernels.gpu.filtering import find_limits
+
+        lanes, device = self.lanes, self.pool.device
+
+        def of_rows(values: Tensor) -> Tensor:
+            return values[:count].repeat_interleave(width, dim=0)
+
+        chosen = torch.empty(count, width, dtype=torch.int64, device=device)
+        bad = torch.empty(count, width, dtype=torch.int32, device=device)
+        temperature, limits = of_rows(lanes.temperature), None
+        if filtered:
+            rest = of_rows(lanes.top_k), of_rows(lanes.top_p), of_rows(lanes.min_p_offset)
+            limits = find_limits(logits, self.vocab, temperature, *rest)
+        places = (before[:, None] + torch.arange(1, width + 1, device=device)).flatten()
+        seed = of_rows(lanes.seed)
+        choose_tokens(logits, self.vocab, temperature, seed, places, chosen.view(-1), bad.view(-1), limits=limits)
+        return chosen, bad
 
     def _draft(
         self, count: int, width: int, features: Tensor, chosen: Tensor, before: Tensor, accepted: Tensor
@@ -237,7 +252,8 @@ class DeviceRounds:
         for turn, drafted, line in zip(flight.turns, flight.drafts, results, strict=False):
             if turn.sequence.status is Status.RUNNING:
                 accepted = self._take(turn, drafted, line[: flight.width], line[flight.width], bool(line[-1]), took)
-                if flight.typical:
+                self._undecided |= accepted < 0
+                if flight.typical and accepted >= 0:
                     turn.sequence.policy.learn(turn.decision, drafted, accepted, took)
 
     def _goes_on(self, flight: Flight, results: list[list[int]], running: list[Sequence]) -> bool:
@@ -248,6 +264,8 @@ class DeviceRounds:
         if policies and (flight.repeats >= REPEATS or any(policy.trial for policy in policies)):
             return False
         for turn, line in zip(flight.turns, results, strict=False):
+            if line[flight.width] < 0:
+                return False
             sequence, tokens = turn.sequence, line[: line[flight.width] + 1]
             room = len(sequence.cache.pages) * self.pool.page
             full = sequence.cache.length + len(tokens) + flight.width > room
@@ -257,7 +275,7 @@ class DeviceRounds:
         return True
 
     def _take(self, turn: Turn, drafted: int, chosen: list[int], accepted: int, bad: bool, took: float) -> int:
-        """Emit what the device has accepted and committed; returns how many drafts were."""
+        """Emit what the device has accepted and committed; returns how many drafts were, −1 if it chose no token."""
         sequence = turn.sequence
         if bad:
             sequence.error = bad_row()
@@ -269,6 +287,9 @@ class DeviceRounds:
             if sequence.emit(token, from_draft=emitted <= accepted):
                 break
         sequence.cache.committed(emitted, by_device=accepted + 1)
+        if accepted < 0:
+            sequence.counters.decode_seconds += took
+            return accepted
         accepted = min(accepted, emitted)
         sequence.counters.count(turn.decision.arm, drafted, accepted)
         sequence.counters.spend(took, 0.0)
@@ -281,9 +302,9 @@ def width_of(turns: list[Turn]) -> int:
 
 
 def simple(sequence: Sequence) -> bool:
-    """The device chooses by temperature alone, and accepts by comparing."""
+    """The device changes no logits, and accepts by comparing."""
     params = sequence.request.sampling
-    plain = not params.filtered and not params.penalised and not len(params.bias_ids)
+    plain = not params.penalised and not len(params.bias_ids) and (params.greedy or params.top_k <= LARGEST_TOP_K)
     return plain and sequence.request.accept == "coupled"
 
 

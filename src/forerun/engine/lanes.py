@@ -11,6 +11,7 @@ from forerun.cache.pages import PagePool
 from forerun.engine.sequence import Sequence
 from forerun.kernels.interface import WIDEST
 from forerun.sample.noise import split_seed
+from forerun.sample.reference import min_p_offset
 
 
 @dataclass(slots=True)
@@ -44,6 +45,9 @@ class Lanes:
         self.head_table = integers(most, pages)
         self.temperature = torch.zeros(most, dtype=torch.float64, device=device)
         self.seed = integers(most, 3, kind=torch.int64)
+        self.top_k = integers(most)
+        self.top_p = torch.ones(most, dtype=torch.float64, device=device)
+        self.min_p_offset = torch.zeros(most, dtype=torch.float64, device=device)
         self.clear()
 
     def clear(self) -> None:
@@ -70,7 +74,11 @@ class Lanes:
         put(self.live, [1] * count)
         put(self.headed, [int(seat.head_pages is not None) for seat in seats])
         put(self.slot, [self.pool.spare_slot if s.cache.slot is None else s.cache.slot for s in sequences])
-        put(self.temperature, [params.temperature for params in sampling])
+        # The best token alone survives a top-k of 1: no noise is needed to find it, nor to draft it.
+        put(self.temperature, [0.0 if params.top_k == 1 else params.temperature for params in sampling])
+        put(self.top_k, [0 if params.greedy else params.top_k for params in sampling])
+        put(self.top_p, [params.top_p for params in sampling])
+        put(self.min_p_offset, [min_p_offset(params) for params in sampling])
         put(self.seed, [[*split_seed(params.seed), params.choice] for params in sampling])
         self._pages(self.table, [sequence.cache.pages for sequence in sequences], self.pool)
         if self.head_pool is not None:

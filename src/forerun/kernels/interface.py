@@ -177,6 +177,7 @@ class Stacked:
 
 
 Experts = list[Expert] | Stacked
+LARGEST_TOP_K = 256  # that a device filters by itself
 WIDEST = 16  # rows of one sequence in a decode pass: a token that is known and up to 15 drafts
 Rows = list[Span] | Grid  # where the rows of a pass are: as the host knows it, or on a device
 

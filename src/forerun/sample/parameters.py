@@ -98,8 +98,8 @@ class SamplingParams:
 
     @property
     def filtered(self) -> bool:
-        """Whether top-k, top-p or min-p can drop a token."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        """Whether top-k, top-p or min-p can drop a token that would be drawn otherwise."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def penalised(self) -> bool:

@@ -13,12 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.filtering import Limits, order
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.sample import noise, portable
 
 BLOCK = 2048  # tokens per program
 WARPS = 4  # a warp more is a warp more that repeats the exact scores
 
+BROKEN, UNDECIDED = 1, 2  # what `choose_tokens` may say of a row
+
+_BROKEN, _UNDECIDED = tl.constexpr(BROKEN), tl.constexpr(UNDECIDED)
 _INFINITY = tl.constexpr(float("inf"))
 _STREAM = tl.constexpr(noise.CHOOSE)
 _MANTISSA, _ONE_BITS = tl.constexpr(portable.MANTISSA), tl.constexpr(portable.ONE_BITS)
@@ -93,6 +97,8 @@ def _best_of_block(
     temperature: typing.Any,
     seed: typing.Any,
     position: typing.Any,
+    cut: typing.Any,
+    floor: typing.Any,
     values: typing.Any,
     tokens: typing.Any,
     row_stride: typing.Any,
@@ -106,6 +112,9 @@ def _best_of_block(
     logit = tl.load(logits + row * row_stride + column, mask=column < VOCAB, other=-_INFINITY).to(tl.float32)
     broken = tl.max(tl.where(logit < _INFINITY, 0, 1), 0)
     logit = tl.where(logit < _INFINITY, logit, -_INFINITY)
+    if cut is not None:
+        survives = (order(logit, column) <= tl.load(cut + row)) & (logit.to(tl.float64) >= tl.load(floor + row))
+        logit = tl.where(survives, logit, -_INFINITY)
     heat = tl.load(temperature + row)
 
     bound = logit.to(tl.float64)
@@ -142,6 +151,7 @@ def _best_of_block(
 def _best_of_row(
     values: typing.Any,
     tokens: typing.Any,
+    undecided: typing.Any,
     out: typing.Any,
     bad: typing.Any,
     out_stride: typing.Any,
@@ -158,7 +168,10 @@ def _best_of_row(
     usable = (top > -_INFINITY) & (top < _INFINITY)
     token = tl.load(tokens + row * BLOCKS + first, mask=usable, other=0)
     tl.store(out + row * out_stride, token)
-    tl.store(bad + row, tl.where(usable, 0, 1))
+    flag = tl.where(usable, 0, _BROKEN)
+    if undecided is not None:
+        flag = tl.where(usable & (tl.load(undecided + row) > 0), _UNDECIDED, flag)
+    tl.store(bad + row, flag)
 
 
 def scratch_for(rows: int, vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -177,13 +190,15 @@ def choose_tokens(
     bad: Tensor,
     ids: Tensor | None = None,
     scratch: tuple[Tensor, Tensor] | None = None,
+    limits: Limits | None = None,
 ) -> None:
-    """The token `sample.reference` chooses for each row without processors and filters; the host reads nothing.
+    """The token `sample.reference` chooses for each row without processors; the host reads nothing.
 
     logits [R, V], of which the first `vocab` columns count; temperature [R] float64, 0 for the argmax; seed [R, 3]
     int64: low word, high word, choice; position [R] int64, absolute, of the token being emitted; ids [V] int64,
-    ascending: the target id of each column, for a reduced vocabulary. Into out [R] int64 go target ids, and into bad
-    [R] int32 goes 1 where a logit is NaN or +∞ or all are −∞, else 0; out is then 0. out may have any stride.
+    ascending: the target id of each column, for a reduced vocabulary; limits: where rows have filters, not with `ids`.
+    Into out [R] int64 go target ids, and into bad [R] int32 goes BROKEN where a logit is NaN or +∞ or all are −∞ (out is
+    then 0), UNDECIDED where the filters are (out then means nothing), else 0. out may have any stride.
     """
     rows = len(logits)
     if not rows:
@@ -191,6 +206,8 @@ def choose_tokens(
     assert logits.stride(1) == 1 and temperature.dtype == torch.float64 and bad.dtype == torch.int32
     assert seed.dtype == position.dtype == out.dtype == torch.int64
     assert all(tensor.is_contiguous() for tensor in (temperature, seed, position, bad))
+    assert limits is None or ids is None
+    cut, floor, undecided = (None, None, None) if limits is None else limits
     values, tokens = scratch_for(rows, vocab, logits.device) if scratch is None else scratch
     blocks = triton.cdiv(vocab, BLOCK)
     assert values.shape == tokens.shape == (rows, blocks)
@@ -200,6 +217,8 @@ def choose_tokens(
         temperature,
         seed,
         position,
+        cut,
+        floor,
         values,
         tokens,
         logits.stride(0),
@@ -212,6 +231,7 @@ def choose_tokens(
     _best_of_row[(rows,)](
         values,
         tokens,
+        undecided,
         out,
         bad,
         out.stride(0),

@@ -10,8 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.choosing import UNDECIDED
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import WIDEST
+
+_UNDECIDED = tl.constexpr(UNDECIDED)
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -43,9 +46,13 @@ def _accept(
     checked = (row + 1 < width) & (row < tl.load(drafted + lane)) & running
     fed = tl.load(tokens + lane * width + row + 1, mask=checked, other=0)
     count = tl.min(tl.where(checked & (picked == fed), WIDEST, row), 0)
+    # A row that the device could not decide ends the round before it: the draft it was fed is the last token.
+    unknown = tl.min(tl.where((broken == _UNDECIDED) & running, row, WIDEST), 0)
+    count = tl.minimum(count, unknown - 1)
     failed = tl.max(tl.where((row <= count) & running, broken, 0), 0)
     last = tl.sum(tl.where(row == count, picked, 0), 0)
     pending = tl.load(tokens + lane * width)
+    last = tl.where(count < 0, pending, last)
 
     tl.store(accepted + lane, count)
     tl.store(final + lane, tl.where(running, last, pending))
@@ -82,8 +89,9 @@ def accept(
     Changed: position [B] int32 grows by the rows kept, accepted + 1; kept [slots] int32 at the lane's slot [B] int32
     becomes that number, and parity [slots] int32 flips there. Written: accepted [B] int32; final [B] int64, the token
     that ends the round; result [B, W + 2] int64: chosen, accepted, and whether one of the rows that count was bad (rows
-    after the first rejected draft do not: plain decoding would not have seen them). Idle lanes accept nothing, keep
-    their pending token as `final` and change no state.
+    after the first rejected draft do not: plain decoding would not have seen them). A lane whose first row is
+    undecided accepts −1: it stays where it is. Idle lanes accept nothing, keep their pending token as `final` and
+    change no state.
     """
     lanes, width = tokens.shape
     assert 0 < width <= WIDEST and result.shape == (lanes, width + 2)
