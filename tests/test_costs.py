@@ -146,3 +146,14 @@ def test_threads_and_precision_are_facts() -> None:
     facts = machine_facts(torch.device("cpu"), "int8")
     assert facts["threads"] == str(torch.get_num_threads()) and facts["precision"] == "int8"
     assert {"device", "torch", "forerun"} <= set(facts)
+
+
+def test_drafts_that_seem_to_cost_nothing_are_kept_as_nearly_nothing(tmp_path: Path) -> None:
+    """A device drafts within its round: what is left after the pass may be noise, and may be negative."""
+    costs = CostTable()
+    costs.learn(None, 0, 1, 0.0, 0.001)
+    for _ in range(200):
+        costs.learn_draft("mtp", 3, -0.0001)
+    assert 0 < costs.draft_seconds("mtp", 3) < 0.0001
+    CostFile(tmp_path, {"a": "b"}).write(costs.proportions())
+    assert CostFile(tmp_path, {"a": "b"}).read() is not None

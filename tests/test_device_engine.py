@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import CHUNK, CONTEXT, VOCAB, NoText, finish, request, run
+from engines import CHUNK, CONTEXT, VOCAB, NoText, Scripted, finish, request, run
 from heads import HeadShape, random_head, write_head
 from tiny import tiny_model
 from tiny_qwen import tiny_qwen
@@ -125,6 +125,51 @@ def test_arms_may_change_between_rounds_and_sequences_come_and_go(folder: Path, 
     assert [s.answer for s in (first, *others)] == alone
 
 
+def test_drafts_of_the_host_are_run_on_the_device(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, or beside lanes whose drafts come from the head or that have none; nobody goes the general way."""
+    options: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.8, "seed": 6}
+    engine = device_engine(folder, head)
+    plain = [answers(engine, request(prompt, **options))[0] for prompt in PROMPTS]
+    texts = [prompt + answer for prompt, answer in zip(PROMPTS, plain, strict=True)]
+
+    def mostly_right(tokens: list[int], depth: int) -> list[int]:
+        whole = next(text for text in texts if text[: len(tokens)] == tokens)
+        ahead = whole[len(tokens) : len(tokens) + depth]
+        return [*ahead[:-1], 3] if len(tokens) % 3 == 0 else ahead
+
+    def never(*_: object) -> None:
+        raise AssertionError("the general way")
+
+    engine.drafters["lookup"] = Scripted(mostly_right)
+    monkeypatch.setattr("forerun.engine.engine.run_round", never)
+    (alone,) = run(engine, request(PROMPTS[1], draft="lookup", draft_tokens=5, **options))
+    assert alone.answer == plain[1] and alone.counters.rounds < TOKENS // 2
+    device = engine.device
+    assert device is not None and any(shape.width == 8 and not shape.drafting for shape in device.rounds)
+    arms = [("off", None), ("lookup", 3), ("mtp", 2)]
+    wishes = [
+        request(prompt, draft=arm, draft_tokens=depth, **options)
+        for prompt, (arm, depth) in zip(PROMPTS, arms, strict=True)
+    ]
+    together = run(engine, *wishes)
+    assert [sequence.answer for sequence in together] == plain
+    assert together[0].counters.drafted == 0 and together[1].counters.accepted > 0 < together[2].counters.drafted
+
+
+def test_what_auto_may_want_is_captured_before(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = device_engine(folder, head)
+    device = engine.device
+    assert device is not None
+    monkeypatch.setattr(device.counts, "keep_bits", lambda rows: rows != 16)
+    monkeypatch.setattr(device.graphs, "capture", lambda launch: lambda: torch.zeros(1, 3))
+    timed = device.prepare(3, NullProgress())
+    assert [(shape.width, shape.drafting) for shape, _ in timed] == [
+        *((1, False), (2, False), (4, False), (8, False)),
+        *((2, True), (3, True), (4, True)),
+    ]
+    assert all(seconds > 0 and shape in device.rounds for shape, seconds in timed)
+
+
 @pytest.mark.parametrize("gathered", [pytest.param(1024, marks=SLOW), 64])
 def test_filters_on_the_device(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch, gathered: int) -> None:
     """With little room for tokens the device leaves rows open; the general way decides them, and it goes on there."""
@@ -140,7 +185,7 @@ def test_filters_on_the_device(folder: Path, head: Path, monkeypatch: pytest.Mon
     take = engine.device._take
     monkeypatch.setattr(engine.device, "_take", lambda *given: left.append(take(*given)) or left[-1])
     assert answers(engine, *(request(prompt, draft="mtp", draft_tokens=2, **wish) for prompt, wish in wishes)) == plain
-    assert any(filtered for *_, filtered in engine.device.rounds)
+    assert any(shape.filtered for shape in engine.device.rounds)
     assert (min(left) < 0) == (gathered < 290)
 
 
@@ -188,7 +233,7 @@ def test_a_pass_is_narrowed_where_products_change_bits(folder: Path, head: Path)
     assert device is not None and device.rounds and isinstance(target, GraphedTarget)
     target.counts.keep_bits = lambda rows: rows <= 3  # type: ignore[method-assign]
     assert answers(engine, *(request(prompt, **options) for prompt in PROMPTS)) == alone
-    assert all(lanes == 1 for lanes, *_ in device.rounds)
+    assert all(shape.lanes == 1 for shape in device.rounds)
     assert target.passes and all(lanes == 1 for lanes, _, _ in target.passes)
 
 

@@ -160,7 +160,7 @@ def test_the_other_ways_to_choose(real: LanguageModel) -> None:
         plain = forerun.generate(real, PROMPTS[number], draft="off", **options)
         for arm in ("lookup", "mtp", "auto"):
             assert forerun.generate(real, PROMPTS[number], draft=arm, **options).tokens == plain.tokens
-    assert real.engine.device is not None and any(filtered for *_, filtered in real.engine.device.rounds)
+    assert real.engine.device is not None and any(shape.filtered for shape in real.engine.device.rounds)
 
 
 def test_memory_that_does_not_suffice_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

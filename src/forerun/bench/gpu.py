@@ -23,6 +23,7 @@ from forerun.bench.random_model import SHAPES, RandomCheckpoint
 from forerun.cache.pages import PagePool
 from forerun.device import plan_machine
 from forerun.draft.protocol import Drafter
+from forerun.engine.device_round import Shape
 from forerun.engine.engine import Engine, Silence
 from forerun.engine.on_device import device_rounds, graphed_target
 from forerun.engine.request import Request
@@ -138,8 +139,8 @@ def rounds_of(
     device = engine.device
     assert device is not None
     engine.land(go_on=False)
-    key = (1, 1 + (depth or 0), draft == "mtp", sampling.filtered)
-    graph_seconds = replay_seconds(device.rounds[key])
+    drafting = draft == "mtp"
+    graph_seconds = replay_seconds(device.rounds[Shape(1, 1 + (depth or 0), drafting, sampling.filtered, drafting)])
     stop(engine)
     return statistics.median(walls), graph_seconds
 

@@ -18,6 +18,7 @@ FEW = 3  # measurements after which a multiple tells how fast the machine is
 FIRST_SLOPE = 0.08  # of a plain pass per further row, until wider passes were measured
 FIRST_DRAFT = {"lookup": 0.005, "mtp": 0.1, "model": 0.3}  # of a plain pass per step, until measured
 OTHER_DRAFT = 0.2
+LEAST_DRAFT = 1e-4  # a step that looks cheaper than this was not measured, but hidden by noise
 REMEMBERED = 4  # measurements that a figure from an earlier run counts for
 PLAIN = (1, 1)  # one sequence, one row
 
@@ -81,11 +82,15 @@ class CostTable:
         else:
             self._learn_pass(key, pass_seconds)
         if drafter is not None and depth > 0:
-            step = draft_seconds / (1 + depth) / self._now()
-            # The first draft often has much to catch up with: it starts from the guess and is clipped.
-            self._drafts.setdefault(drafter, Average(self._draft_times(drafter), 1)).add(step)
+            self.learn_draft(drafter, depth, draft_seconds)
         self._known.clear()
         self._lines.clear()
+
+    def learn_draft(self, drafter: str, depth: int, seconds: float) -> None:
+        """`depth` tokens took so long to draft."""
+        step = max(LEAST_DRAFT, seconds / (1 + depth) / self._now())
+        # The first draft often has much to catch up with: it starts from the guess and is clipped.
+        self._drafts.setdefault(drafter, Average(self._draft_times(drafter), 1)).add(step)
 
     def _learn_plain(self, seconds: float) -> None:
         self._plain_count += 1

@@ -1,15 +1,16 @@
 """A whole round on a device: pass, choose, accept, commit and the next drafts in one graph, one host synchronisation.
 
 The host reads what a round gave, starts the next one with the same sequences, and only then turns tokens into text:
-that work is hidden behind the device. Rounds whose sequences need more than the device does (processors, other
-drafters, rejection) go the general way, `engine/round.py`. So does the one after a round in which the device could not
-decide what a filter keeps.
+that work is hidden behind the device. Drafts of the head never leave the device; those of other drafters are uploaded.
+Rounds whose sequences need more than the device does (processors, rejection) go the general way, `engine/round.py`. So
+does the one after a round in which the device could not decide what a filter keeps.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from forerun.engine.following import switch_off, tell
 from forerun.engine.graphs import LANES, Graphs, Replay, lanes_for
 from forerun.engine.lanes import Lanes, Seat
 from forerun.engine.probe import RowCounts
+from forerun.engine.request import Request
 from forerun.engine.round import Turn
 from forerun.engine.sequence import Sequence, Status
 from forerun.errors import ForerunError
@@ -30,9 +32,25 @@ from forerun.kernels.interface import LARGEST_TOP_K, WIDEST, Grid
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import Pass
+from forerun.progress import Progress
 from forerun.sample.row import check_best
 
+UPLOADED = (2, 4, 8, 16)  # widths of rounds whose drafts the host makes; fewer drafts leave rows that nobody looks at
 REPEATS = 7  # rounds that start before anybody has thought about the last one, when a controller decides
+
+
+class Shape(NamedTuple):
+    """What a round is captured for."""
+
+    lanes: int
+    width: int
+    headed: bool  # does the head read along?
+    filtered: bool
+    drafting: bool  # does it draft for the next round?
+
+    @property
+    def rows(self) -> int:
+        return self.lanes * self.width
 
 
 @dataclass(slots=True)
@@ -40,9 +58,10 @@ class Flight:
     """A round under way."""
 
     turns: list[Turn]
+    shape: Shape
     drafts: list[int]  # real drafts in each lane
-    width: int
     began: float
+    drafting: float  # seconds the host spent on drafts
     result: Tensor  # [lanes, width + 2] in host memory: chosen tokens, accepted drafts, whether a row was bad
     landed: torch.cuda.Event | None
     repeats: int  # rounds since somebody decided how to run them
@@ -71,8 +90,7 @@ class DeviceRounds:
         self.flight: Flight | None = None
         self._seats: list[Seat] = []
         self._depth = 0  # drafts the lanes hold
-        # by lanes, width, whether the head drafts, whether there are filters
-        self.rounds: dict[tuple[int, int, bool, bool], Replay[Tensor]] = {}
+        self.rounds: dict[Shape, Replay[Tensor]] = {}
         self._undecided = False  # a lane waits for the general way
         self._results = [self._host_result() for _ in range(2)]
 
@@ -80,26 +98,55 @@ class DeviceRounds:
         result = torch.zeros(LANES[-1] * (WIDEST + 2), dtype=torch.int64)
         return result.pin_memory() if self.pool.device.type == "cuda" else result
 
+    def prepare(self, deepest: int, progress: Progress) -> list[tuple[Shape, float]]:
+        """Capture what `auto` may want for one sequence, so that no answer waits for it; seconds that each takes."""
+        assert self.flight is None and not self._seats
+        headed = self.head is not None
+        shapes = [Shape(1, width, headed, False, False) for width in (1, *UPLOADED)]
+        if headed:
+            shapes += [Shape(1, 1 + depth, True, False, True) for depth in range(1, deepest + 1)]
+        found = []
+        with progress.task("capturing rounds", len(shapes)) as task:
+            for shape in shapes:
+                if self.counts.keep_bits(shape.rows):
+                    if shape not in self.rounds:
+                        self._capture(shape)
+                    found.append((shape, self._seconds(self.rounds[shape])))
+                task.advance()
+        return found
+
+    def _seconds(self, replay: Replay[Tensor]) -> float:
+        """Of a round for nobody; the best of a few."""
+        took = []
+        for _ in range(4):
+            began = time.perf_counter()
+            replay().tolist()
+            took.append(time.perf_counter() - began)
+        return min(took)
+
     def takes(self, turns: list[Turn]) -> bool:
         """Can all of these run on the device, in a pass of so many rows?"""
         if self._undecided:
             self._undecided = False
             return False
-        if len(turns) > LANES[-1] or not all(
-            turn.decision.drafter in (None, "mtp") and simple(turn.sequence) for turn in turns
-        ):
+        if len(turns) > LANES[-1] or not all(simple(turn.sequence.request) for turn in turns):
             return False
-        return self.counts.keep_bits(lanes_for(len(turns)) * width_of(turns))
+        return self.counts.keep_bits(lanes_for(len(turns)) * width_of(turns, [turn.decision.depth for turn in turns]))
 
-    def launch(self, turns: list[Turn], began: float) -> None:
-        """Start a round of these turns. `began`: when deciding on it did."""
+    def launch(self, turns: list[Turn], began: float, drafting: float) -> None:
+        """Start a round of these turns. `began`: when deciding on it did; `drafting`: seconds that the host drafted."""
         assert self.flight is None
+        width = width_of(turns, [len(turn.draft.tokens) if uploads(turn) else turn.decision.depth for turn in turns])
+        if not self.counts.keep_bits(lanes_for(len(turns)) * width):
+            width = width_of(turns, [turn.decision.depth for turn in turns])
         wanted = [(turn.sequence, len(turn.sequence.cache.pages)) for turn in turns]
         if wanted != [(seat.sequence, seat.pages) for seat in self._seats]:
             self.leave()
             self._seats = [Seat(sequence, pages, self._join(sequence)) for sequence, pages in wanted]
             self._sit_down()
-        self._start(turns, width_of(turns), began)
+        if any(map(uploads, turns)):
+            self.lanes.give([turn.draft.tokens if uploads(turn) else None for turn in turns])
+        self._start(turns, width, began, drafting)
 
     def _sit_down(self) -> None:
         self.lanes.seat(self._seats)
@@ -126,38 +173,53 @@ class DeviceRounds:
                 self.drafter.leave(sequence.id, sequence.cache.length)
         self._seats = []
 
-    def _start(self, turns: list[Turn], width: int, began: float, repeats: int = 0) -> None:
-        lanes = lanes_for(len(turns))
+    def _start(self, turns: list[Turn], width: int, began: float, drafting: float, repeats: int = 0) -> None:
         headed = any(seat.head_pages is not None for seat in self._seats)
         filtered = any(seat.sequence.request.sampling.filtered for seat in self._seats)
-        key = (lanes, width, headed, filtered)
-        typical = key in self.rounds
+        shape = Shape(lanes_for(len(turns)), width, headed, filtered, drafting=headed and width > 1)
+        if not self._drafts_are_wanted(turns, shape):
+            shape = shape._replace(drafting=False)
+        typical = shape in self.rounds
         if not typical:
-            self._capture(key)
-        drafts = [min(width - 1, self._depth) if seat.head_pages is not None else 0 for seat in self._seats]
+            self._capture(shape)
+            if any(map(uploads, turns)):
+                self.lanes.give([turn.draft.tokens if uploads(turn) else None for turn in turns])
+        own = min(width - 1, self._depth)
+        drafts = [
+            len(turn.draft.tokens) if uploads(turn) else own if seat.head_pages is not None else 0
+            for turn, seat in zip(turns, self._seats, strict=True)
+        ]
         if self._depth > width - 1:
             self.lanes.drafted.clamp_(max=width - 1)
-        device_result = self.rounds[key]()
+        device_result = self.rounds[shape]()
         self._results.reverse()
-        host = self._results[0][: lanes * (width + 2)].view(lanes, width + 2)
+        host = self._results[0][: shape.lanes * (width + 2)].view(shape.lanes, width + 2)
         host.copy_(device_result, non_blocking=True)
         landed = None
         if self.pool.device.type == "cuda":
             landed = torch.cuda.Event(blocking=False)
             landed.record()
-        self._depth = width - 1
-        self.flight = Flight(turns, drafts, width, began, host, landed, repeats, typical)
+        self._depth = width - 1 if shape.drafting else 0
+        self.flight = Flight(turns, shape, drafts, began, drafting, host, landed, repeats, typical)
 
-    def _capture(self, key: tuple[int, int, bool, bool]) -> None:
+    def _drafts_are_wanted(self, turns: list[Turn], shape: Shape) -> bool:
+        """By a turn, or by the next one of a sequence that only tries another arm."""
+        policies = [turn.sequence.policy for turn in turns]
+        returns = any(isinstance(policy, Controller) and policy.current.arm == "mtp" for policy in policies)
+        return any(turn.decision.drafter == "mtp" for turn in turns) or (returns and shape in self.rounds)
+
+    def _capture(self, shape: Shape) -> None:
         """A capture runs once for nobody: the lanes are cleared for it and seated again."""
         self.lanes.clear()
-        self.rounds[key] = self.graphs.capture(lambda: self._round(*key))
-        self._sit_down()
+        self.rounds[shape] = self.graphs.capture(lambda: self._round(shape))
+        if self._seats:
+            self._sit_down()
 
-    def _round(self, count: int, width: int, headed: bool, filtered: bool) -> Tensor:
+    def _round(self, shape: Shape) -> Tensor:
         """What a graph holds. Returns [lanes, width + 2]."""
         from forerun.kernels.gpu.committing import accept
 
+        count, width, headed, filtered, drafting = shape
         lanes, device = self.lanes, self.pool.device
         pending, position = lanes.pending[:count], lanes.position[:count]
         tokens = torch.cat([pending[None], lanes.drafts[: width - 1, :count]]).T.contiguous()  # [lanes, width]
@@ -174,7 +236,7 @@ class DeviceRounds:
         accept(tokens, chosen, bad, drafted, live, position, accepted, pending, result, *state)
         if headed:
             assert output.features is not None
-            self._draft(count, width, output.features, chosen, before, accepted)
+            self._draft(count, width, output.features, chosen, before, accepted, width - 1 if drafting else 0)
         return result
 
     def _choose(self, logits: Tensor, count: int, width: int, before: Tensor, filtered: bool) -> tuple[Tensor, Tensor]:
@@ -199,9 +261,16 @@ class DeviceRounds:
         return chosen, bad
 
     def _draft(
-        self, count: int, width: int, features: Tensor, chosen: Tensor, before: Tensor, accepted: Tensor
+        self,
+        count: int,
+        width: int,
+        features: Tensor,
+        chosen: Tensor,
+        before: Tensor,
+        accepted: Tensor,
+        depth: int,
     ) -> None:
-        """The head reads all rows of the round (rejected ones are overwritten later) and drafts for the next."""
+        """The head reads all rows of the round (rejected ones are overwritten later) and drafts for the next one."""
         from forerun.kernels.gpu.choosing import choose_tokens
 
         head, lanes, drafter = self.head, self.lanes, self.drafter
@@ -215,23 +284,23 @@ class DeviceRounds:
         position, bad = lanes.position[:count], torch.empty(count, dtype=torch.int32, device=rows.device)
         places = lanes.position[:count].long()
         vocab = min(self.vocab, head.output.shape[0])
-        for depth in range(width - 1):
-            if depth:
-                token = lanes.drafts[depth - 1, :count]
-                grid = Grid(1, position + (depth - 1), table, slot)
+        for step in range(depth):
+            if step:
+                token = lanes.drafts[step - 1, :count]
+                grid = Grid(1, position + (step - 1), table, slot)
                 last = head.forward(last, Pass(token, token, grid, pages, None, False))
-            out = lanes.drafts[depth, :count]
+            out = lanes.drafts[step, :count]
             choose_tokens(
                 head.logits(last),
                 vocab,
                 lanes.temperature[:count],
                 lanes.seed[:count],
-                places + (1 + depth),
+                places + (1 + step),
                 out,
                 bad,
                 ids=head.vocabulary,
             )
-        torch.mul(lanes.headed[:count], width - 1, out=lanes.drafted[:count])
+        torch.mul(lanes.headed[:count], depth, out=lanes.drafted[:count])
 
     def land(self, costs: CostTable, again: list[Sequence] | None) -> None:
         """Take in the round under way. `again`: who runs next; when that is the same, the next round starts first."""
@@ -243,38 +312,38 @@ class DeviceRounds:
         results = flight.result.tolist()
         self.flight = None
         if again is not None and self._goes_on(flight, results, again):
-            self._start(flight.turns, flight.width, now, flight.repeats + 1)
-        took = now - flight.began
-        rows = len(flight.turns) * flight.width
-        decision = flight.turns[0].decision
+            self._start(flight.turns, flight.shape.width, now, 0.0, flight.repeats + 1)
+        took, width = now - flight.began, flight.shape.width
         if flight.typical:
-            costs.learn(decision.drafter, max(flight.drafts), rows, 0.0, took, sequences=len(flight.turns))
+            learn_costs(costs, flight, took)
         for turn, drafted, line in zip(flight.turns, flight.drafts, results, strict=False):
             if turn.sequence.status is Status.RUNNING:
-                accepted = self._take(turn, drafted, line[: flight.width], line[flight.width], bool(line[-1]), took)
+                accepted = self._take(turn, drafted, line[:width], line[width], bool(line[-1]))
+                turn.sequence.counters.spend(took, flight.drafting)
                 self._undecided |= accepted < 0
                 if flight.typical and accepted >= 0:
                     turn.sequence.policy.learn(turn.decision, drafted, accepted, took)
 
     def _goes_on(self, flight: Flight, results: list[list[int]], running: list[Sequence]) -> bool:
         """Same sequences, none at its end or about to change its mind, and pages for another round."""
-        if [turn.sequence for turn in flight.turns] != running:
+        if [turn.sequence for turn in flight.turns] != running or any(map(uploads, flight.turns)):
             return False
+        width = flight.shape.width
         policies = [sequence.policy for sequence in running if isinstance(sequence.policy, Controller)]
         if policies and (flight.repeats >= REPEATS or any(policy.trial for policy in policies)):
             return False
         for turn, line in zip(flight.turns, results, strict=False):
-            if line[flight.width] < 0:
+            if line[width] < 0:
                 return False
-            sequence, tokens = turn.sequence, line[: line[flight.width] + 1]
+            sequence, tokens = turn.sequence, line[: line[width] + 1]
             room = len(sequence.cache.pages) * self.pool.page
-            full = sequence.cache.length + len(tokens) + flight.width > room
+            full = sequence.cache.length + len(tokens) + width > room
             ends = line[-1] or len(tokens) >= sequence.remaining or not sequence.request.stop_ids.isdisjoint(tokens)
             if full or ends:
                 return False
         return True
 
-    def _take(self, turn: Turn, drafted: int, chosen: list[int], accepted: int, bad: bool, took: float) -> int:
+    def _take(self, turn: Turn, drafted: int, chosen: list[int], accepted: int, bad: bool) -> int:
         """Emit what the device has accepted and committed; returns how many drafts were, −1 if it chose no token."""
         sequence = turn.sequence
         if bad:
@@ -288,24 +357,44 @@ class DeviceRounds:
                 break
         sequence.cache.committed(emitted, by_device=accepted + 1)
         if accepted < 0:
-            sequence.counters.decode_seconds += took
             return accepted
         accepted = min(accepted, emitted)
         sequence.counters.count(turn.decision.arm, drafted, accepted)
-        sequence.counters.spend(took, 0.0)
         return accepted
 
 
-def width_of(turns: list[Turn]) -> int:
-    """Rows of every lane."""
-    return 1 + max(turn.decision.depth for turn in turns)
+def uploads(turn: Turn) -> bool:
+    """Does the host draft for it?"""
+    return turn.decision.drafter not in (None, "mtp")
 
 
-def simple(sequence: Sequence) -> bool:
+def width_of(turns: list[Turn], depths: list[int]) -> int:
+    """Rows of every lane, when the turns have so many drafts."""
+    widths = [1 + depth for depth in depths]
+    for index, turn in enumerate(turns):
+        if uploads(turn) and depths[index]:
+            widths[index] = next(width for width in UPLOADED if width > depths[index])
+    return max(widths)
+
+
+def learn_costs(costs: CostTable, flight: Flight, took: float) -> None:
+    """A round is a pass, and drafts for the next one by the head: what is known of one tells the other."""
+    count, width = len(flight.turns), flight.shape.width
+    if not flight.shape.drafting:
+        drafter, drafted = (flight.turns[0].decision.drafter, flight.drafts[0]) if count == 1 else (None, 0)
+        costs.learn(drafter, drafted, count * width, flight.drafting, took - flight.drafting, sequences=count)
+    elif count == 1 and costs.known:
+        costs.learn_draft("mtp", width - 1, took - flight.drafting - costs.pass_seconds(width))
+    elif costs.known:
+        drafting = min(flight.drafting + costs.draft_seconds("mtp", width - 1), took / 2)
+        costs.learn(None, 0, count * width, 0.0, took - drafting, sequences=count)
+
+
+def simple(request: Request) -> bool:
     """The device changes no logits, and accepts by comparing."""
-    params = sequence.request.sampling
+    params = request.sampling
     plain = not params.penalised and not len(params.bias_ids) and (params.greedy or params.top_k <= LARGEST_TOP_K)
-    return plain and sequence.request.accept == "coupled"
+    return plain and request.accept == "coupled"
 
 
 def bad_row() -> ForerunError:

@@ -12,17 +12,18 @@ from forerun.engine.acceptance import Priors
 from forerun.engine.budget import cut_drafts
 from forerun.engine.controller import LONG_LOOKUP, PLAIN, Controller, lookup_arm
 from forerun.engine.costs import CostTable, Proportions
-from forerun.engine.device_round import DeviceRounds
+from forerun.engine.device_round import DeviceRounds, simple
 from forerun.engine.following import feed, switch_off, tell, wants_features
 from forerun.engine.policy import DepthPolicy, Policy
 from forerun.engine.request import MAX_DEPTH, Request
-from forerun.engine.round import NOTHING, Turn, run_round, verify
+from forerun.engine.round import NOTHING, Turn, propose, run_round, verify
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sequence import Sequence, Status, TextSink
 from forerun.engine.shadow import foresee, judge
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Target, make_pass
+from forerun.progress import Progress
 from forerun.sample.history import TokenHistory
 from forerun.sample.parameters import SamplingParams
 
@@ -73,15 +74,15 @@ class Engine:
         self.warm = False
         self.proportions = proportions
         self.costs, self.priors = CostTable(proportions), Priors()  # learned about this machine and earlier requests
+        self._general_costs = CostTable()  # of rounds that a device does not take as a whole
         self._ids = count()
 
     def submit(self, request: Request, sink: TextSink) -> Sequence:
         """Queue a request. One that can never run is refused here, with the reason."""
         prompt = len(request.prompt)
         if prompt >= self.context:
-            raise ForerunError(
-                f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it or raise max context"
-            )
+            more = " or raise max context" if self.context < self.model.config.context else ""
+            raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
         limit = self.context if request.max_tokens is None else min(self.context, prompt + request.max_tokens)
         arms = self._arms(request)
         sequence = Sequence(
@@ -114,13 +115,14 @@ class Engine:
         """Measured time decides when the user leaves it to us; otherwise the one arm, as deep as told."""
         if request.draft == "auto" and request.draft_tokens is None:
             choices = [*arms, LONG_LOOKUP] if "lookup" in arms else arms
+            costs = self.costs if self.device is None or simple(request) else self._general_costs
             deepest = {name: min(DEEPEST[name], self.max_width - 1) for name in choices}
             return Controller(
                 {name: depth for name, depth in deepest.items() if depth > 0},
-                self.costs,
+                costs,
                 self.priors,
                 request.kind,
-                plain_first=not self.costs.known,
+                plain_first=not costs.known,
             )
         return DepthPolicy(arms[0] if arms else None, request.draft_tokens)
 
@@ -140,15 +142,20 @@ class Engine:
         turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
         if len(turns) > 1:
             cut_drafts(turns, self.costs, on_device=self.device is not None)
+        shadows = foresee(turns, self.drafters)
         if turns and self.device is not None and self.device.takes(turns):
-            self.device.launch(turns, began)
+            drafting = time.perf_counter()
+            others = {name: drafter for name, drafter in self.drafters.items() if name != "mtp"}
+            propose(turns, others, self.vocab)
+            self.device.launch(turns, began, time.perf_counter() - drafting)
             self.land(go_on=True)
         elif turns:
+            costs = self.costs
             if self.device is not None:
                 self.device.leave()
-            shadows = foresee(turns, self.drafters)
-            run_round(turns, self.target, self.drafters, self.vocab, self.costs, began)
-            judge(shadows)
+                costs = self._general_costs
+            run_round(turns, self.target, self.drafters, self.vocab, costs, began)
+        judge(shadows)
 
     def land(self, go_on: bool) -> None:
         """Take in the round that is under way on a device, if any; with `go_on` the next one may start at once."""
@@ -170,11 +177,14 @@ class Engine:
         sequence.finish("length")
         return None
 
-    def warm_up(self) -> None:
+    def warm_up(self, progress: Progress) -> None:
         """Once: run every drafter that `auto` may choose cold, and again to learn what its rounds cost here."""
         if self.warm or not self.scheduler.idle:
             return
         self.warm = True
+        device, timed = self.device, []
+        if device is not None and device.graphs.real:
+            timed = device.prepare(DEEPEST["mtp"], progress)
         prompt = tuple((31 * n + 5) % self.vocab for n in range(min(24, self.context // 2)))
         for rounds in (1, 3 if self.proportions is None else 1):
             self.costs = CostTable(self.proportions)
@@ -184,6 +194,11 @@ class Engine:
                 while sequence.status is not Status.FINISHED and sequence.counters.rounds < rounds:
                     self.step()
                 self.release(sequence)
+        for shape, seconds in timed:
+            if not shape.drafting:
+                self.costs.learn(None, 0, shape.width, 0.0, seconds)
+            else:
+                self.costs.learn_draft("mtp", shape.width - 1, seconds - self.costs.pass_seconds(shape.width))
 
     def _available(self, sequence: Sequence) -> dict[str, bool]:
         """Which arms have something to draft now. A long match of the lookup is an arm of its own."""

@@ -31,9 +31,14 @@ class Graphs:
         self.device = device
         self._pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
+    @property
+    def real(self) -> bool:
+        """Is anything captured? Elsewhere work is launched anew each time."""
+        return self._pool is not None
+
     def capture(self, launch: Callable[[], Result]) -> Replay[Result]:
         """`launch` reads and writes static buffers only. It runs once here, so that whatever must compile does."""
-        if self.device.type != "cuda":
+        if not self.real:
             return Replay(launch, None, None)
         beside = torch.cuda.Stream(self.device)
         beside.wait_stream(torch.cuda.current_stream(self.device))

@@ -37,6 +37,7 @@ class Lanes:
         self.pending = integers(most, kind=torch.int64)
         self.drafts = integers(WIDEST - 1, most, kind=torch.int64)  # by depth
         self.drafted = integers(most)  # real ones among them
+        self._given = integers(WIDEST, most, kind=torch.int64)  # drafts of the host, and last how many, −1 for none
         self.live = integers(most)
         self.headed = integers(most)  # lanes whose drafts come from the head
         self.position = integers(most)  # tokens in the cache
@@ -83,6 +84,16 @@ class Lanes:
         self._pages(self.table, [sequence.cache.pages for sequence in sequences], self.pool)
         if self.head_pool is not None:
             self._pages(self.head_table, [seat.head_pages or [] for seat in seats], self.head_pool)
+
+    def give(self, drafts: list[list[int] | None]) -> None:
+        """Drafts that the host made for the first lanes; None: a lane keeps those it has."""
+        lines = [[-1] * WIDEST if d is None else d + [0] * (WIDEST - 1 - len(d)) + [len(d)] for d in drafts]
+        given = self._given[:, : len(drafts)]
+        given.copy_(torch.tensor(lines).T, non_blocking=True)
+        here, counts = given[-1] >= 0, given[-1].to(torch.int32)
+        mine, drafted = self.drafts[:, : len(drafts)], self.drafted[: len(drafts)]
+        mine.copy_(torch.where(here, given[:-1], mine))
+        drafted.copy_(torch.where(here, counts, drafted))
 
     def _pages(self, table: Tensor, held: list[list[int]], pool: PagePool) -> None:
         most, spare = max(map(len, held)), pool.spare_page

@@ -11,8 +11,10 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numba.extending import intrinsic
+
+from forerun.compilation import jit
 
 LOG2E = np.float32(1 / math.log(2))
 LN2_HIGH = np.float32(0.693359375)
@@ -40,7 +42,7 @@ def float_of_bits(typing: Any, bits: Any) -> Any:  # noqa: ARG001
     return types.float32(types.int32), generate
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
+@jit(error_model="numpy", fastmath=CONTRACT, inline="always")
 def exponential(x):  # type: ignore[no-untyped-def]
     """e^x in float32; flushes to about 1e-38 below -87."""
     # Not min and max: their care for NaN keeps the loop from being vectorised.
@@ -52,7 +54,7 @@ def exponential(x):  # type: ignore[no-untyped-def]
     return p * float_of_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
-@njit(cache=True, error_model="numpy", fastmath=REASSOCIATE, nogil=True)
+@jit(error_model="numpy", fastmath=REASSOCIATE, nogil=True)
 def rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
     """out[r] = x[r] / rms(x[r]) · weight, for x [rows, width]."""
     width = x.shape[1]
@@ -65,7 +67,7 @@ def rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
             out[r, i] = (x[r, i] * factor) * weight[i]
 
 
-@njit(cache=True, error_model="numpy", fastmath=REASSOCIATE, nogil=True)
+@jit(error_model="numpy", fastmath=REASSOCIATE, nogil=True)
 def head_norm(x, first, heads, weight, eps):  # type: ignore[no-untyped-def]
     """RMS norm in place of `heads` heads that start at column `first` of x [rows, columns]."""
     size = weight.shape[0]
@@ -80,13 +82,13 @@ def head_norm(x, first, heads, weight, eps):  # type: ignore[no-untyped-def]
                 x[r, start + i] = (x[r, start + i] * factor) * weight[i]
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def gated(gate, up):  # type: ignore[no-untyped-def]
     """silu(gate) · up."""
     return gate / (ONE + exponential(-gate)) * up
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
     """out = silu(gate) · up for gate_up [rows, 2·width], gate first."""
     width = out.shape[1]
@@ -98,7 +100,7 @@ def silu_mul(gate_up, out):  # type: ignore[no-untyped-def]
             target[i] = gated(gate[i], up[i])
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def split_digits(x, digits, scale):  # type: ignore[no-untyped-def]
     """Rows of x [rows, width] as two 7-bit digits: digits [2·rows, width], high digits first; scale [rows]."""
     rows, width = x.shape
@@ -124,13 +126,13 @@ def split_digits(x, digits, scale):  # type: ignore[no-untyped-def]
             low_digits[i] = whole - high * np.float32(128)
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def joined(high, low, scale):  # type: ignore[no-untyped-def]
     """The product of a number from the products of its digits."""
     return (high * np.float32(128) + low) * scale
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def join_digits(product, scale, weight_scale, out):  # type: ignore[no-untyped-def]
     """out = (128 · high + low) · row scale · weight scale, for product [2·rows, width]."""
     rows, width = out.shape
@@ -143,7 +145,7 @@ def join_digits(product, scale, weight_scale, out):  # type: ignore[no-untyped-d
             target[i] = joined(high[i], low[i], row_scale * weight_scale[i])
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def join_gated(product, scale, weight_scale, out):  # type: ignore[no-untyped-def]
     """silu_mul(join_digits(product)), row by row: what lies between never leaves the core's cache."""
     rows, width = out.shape
@@ -162,7 +164,7 @@ def join_gated(product, scale, weight_scale, out):  # type: ignore[no-untyped-de
             target[i] = gated(gate[i], up[i])
 
 
-@njit(cache=True, error_model="numpy", nogil=True, parallel=True)
+@jit(error_model="numpy", nogil=True, parallel=True)
 def int_product(digits, weight, out):  # type: ignore[no-untyped-def]
     """out [rows, n] = digits [rows, k] · weight [n, k]ᵀ in exact integers; for CPUs without fbgemm."""
     rows, width = digits.shape
@@ -178,7 +180,7 @@ def int_product(digits, weight, out):  # type: ignore[no-untyped-def]
                 out[r, n] = np.float32(total)
 
 
-@njit(cache=True, error_model="numpy", nogil=True, parallel=True, fastmath=REASSOCIATE)
+@jit(error_model="numpy", nogil=True, parallel=True, fastmath=REASSOCIATE)
 def float_product(x, weight, out):  # type: ignore[no-untyped-def]
     """out [rows, n] = x [rows, k] · weight [n, k]ᵀ, one dot product per element, always in the same order."""
     rows, width = x.shape
@@ -194,7 +196,7 @@ def float_product(x, weight, out):  # type: ignore[no-untyped-def]
                 out[r, n] = total
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def add_columns(out, bias):  # type: ignore[no-untyped-def]
     """out += bias, for out [rows, width]."""
     for r in range(out.shape[0]):
@@ -203,7 +205,7 @@ def add_columns(out, bias):  # type: ignore[no-untyped-def]
             target[i] += bias[i]
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def rotate(x, first, heads, size, cos, sin):  # type: ignore[no-untyped-def]
     """Rotary embedding in place; the rotated part of a head is 2·cos.shape[1] wide, halves paired."""
     half = cos.shape[1]
@@ -218,7 +220,7 @@ def rotate(x, first, heads, size, cos, sin):  # type: ignore[no-untyped-def]
                 b[i] = right * cos[r, i] + left * sin[r, i]
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@jit(error_model="numpy", nogil=True)
 def store(x, key_column, value_column, start, count, position, pages, keys, values):  # type: ignore[no-untyped-def]
     """Write rows [start, start+count) of one sequence into its pages, from `position` on.
 
@@ -235,7 +237,7 @@ def store(x, key_column, value_column, start, count, position, pages, keys, valu
                 values[target, h, slot, i] = x[start + r, value_column + h * size + i]
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
+@jit(error_model="numpy", fastmath=CONTRACT, inline="always")
 def add_lines(factor, lines, begin, stop, acc):  # type: ignore[no-untyped-def]
     """acc [n] += Σ factor[j] · lines[j] over begin ≤ j < stop, in order of j; eight at a time spare loads."""
     whole = begin + (stop - begin) // 8 * 8
@@ -253,7 +255,7 @@ def add_lines(factor, lines, begin, stop, acc):  # type: ignore[no-untyped-def]
             acc[i] += f0 * lines[j, i]
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
+@jit(error_model="numpy", fastmath=CONTRACT, inline="always")
 def highest_of(values, halves):  # type: ignore[no-untyped-def]
     """The maximum of values, whose number is a power of two, by halving: vectors instead of a chain."""
     half = values.shape[0] // 2
@@ -266,7 +268,7 @@ def highest_of(values, halves):  # type: ignore[no-untyped-def]
     return halves[0]
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
+@jit(error_model="numpy", fastmath=CONTRACT, inline="always")
 def sum_of(values, halves):  # type: ignore[no-untyped-def]
     """The sum of values, added in the same tree always."""
     half = values.shape[0] // 2
@@ -279,7 +281,7 @@ def sum_of(values, halves):  # type: ignore[no-untyped-def]
     return halves[0]
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def attend(x, start, count, position, pages, keys, values, scale, window, out):  # type: ignore[no-untyped-def]
     """Causal attention of rows [start, start+count) of one sequence; queries are the first columns of x.
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from forerun.compilation import jit
 from forerun.kernels.compiled import CONTRACT, ONE, REASSOCIATE, ZERO, exponential
 
 BLOCK = 128  # columns of a state that are worked on together: a whole head of every published model
@@ -32,13 +33,13 @@ def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:  # noqa: ARG001
     return types.float32(types.float32, types.float32, types.float32), generate
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
+@jit(error_model="numpy", fastmath=CONTRACT, inline="always")
 def sigmoid(x):  # type: ignore[no-untyped-def]
     """1 / (1 + e^−x)."""
     return ONE / (ONE + exponential(-x))
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, inline="always")
+@jit(error_model="numpy", fastmath=CONTRACT, inline="always")
 def softplus(x):  # type: ignore[no-untyped-def]
     """log(1 + e^x)."""
     size = x if x > ZERO else -x
@@ -49,7 +50,7 @@ def softplus(x):  # type: ignore[no-untyped-def]
     return (x if x > ZERO else ZERO) + TWO * s * p
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def sigmoid_gate(x, gate, first, shared, out):  # type: ignore[no-untyped-def]
     """out = x · sigmoid(gate), gate from column `first` on; `shared`: one gate for the whole row."""
     rows, width = x.shape
@@ -63,7 +64,7 @@ def sigmoid_gate(x, gate, first, shared, out):  # type: ignore[no-untyped-def]
                 out[r, i] = x[r, i] * sigmoid(gate[r, first + i])
 
 
-@njit(cache=True, error_model="numpy", fastmath=REASSOCIATE, nogil=True)
+@jit(error_model="numpy", fastmath=REASSOCIATE, nogil=True)
 def gated_norm(x, gate, first, weight, eps, out):  # type: ignore[no-untyped-def]
     """RMS norm per head of x [rows, heads · size], times weight, times silu(gate)."""
     size = weight.shape[0]
@@ -79,7 +80,7 @@ def gated_norm(x, gate, first, weight, eps, out):  # type: ignore[no-untyped-def
                 out[r, start + i] = ((x[r, start + i] * factor) * weight[i]) * (z * sigmoid(z))
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@jit(error_model="numpy", nogil=True)
 def convolve(x, weight, start, count, slot, inputs, kept, recorded, final, out):  # type: ignore[no-untyped-def]
     """A causal convolution per channel, then silu, for rows [start, start + count) of one sequence.
 
@@ -120,7 +121,7 @@ def convolve(x, weight, start, count, slot, inputs, kept, recorded, final, out):
                 final[j, c] = x[start + at, c] if at >= 0 else inputs[slot, past + at, c]
 
 
-@njit(cache=True, error_model="numpy", fastmath=REASSOCIATE, nogil=True)
+@jit(error_model="numpy", fastmath=REASSOCIATE, nogil=True)
 def prepare_rows(  # type: ignore[no-untyped-def]
     mixed, gates, rate, bias, start, count, key_heads, key_size, queries, prepared
 ):
@@ -152,7 +153,7 @@ def prepare_rows(  # type: ignore[no-untyped-def]
             prepared[r, keys + values + value_heads + h] = sigmoid(gates[row, h])
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@jit(error_model="numpy", nogil=True)
 def fade(rows, r, key, value, decay, strength, width, tile, change):  # type: ignore[no-untyped-def]
     """The first half of a row of the recurrence, on `width` columns of one head's state, tile [key size, BLOCK].
 
@@ -184,7 +185,7 @@ def fade(rows, r, key, value, decay, strength, width, tile, change):  # type: ig
         change[j] = beta * (rows[r, value + j] - change[j])
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@jit(error_model="numpy", nogil=True)
 def write(rows, r, key, tile, change):  # type: ignore[no-untyped-def]
     """The second half when nobody reads: S ← S + k·change."""
     for i in range(tile.shape[0]):
@@ -193,7 +194,7 @@ def write(rows, r, key, tile, change):  # type: ignore[no-untyped-def]
             tile[i, j] = fused(k0, change[j], tile[i, j])
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@jit(error_model="numpy", nogil=True)
 def write_and_read(rows, queries, r, key, tile, change, answer):  # type: ignore[no-untyped-def]
     """The second half: S ← S + k·change, answer = Sᵀq, summed in order of the rows of the tile."""
     size = tile.shape[0]
@@ -218,7 +219,7 @@ def write_and_read(rows, queries, r, key, tile, change, answer):  # type: ignore
             answer[j] = fused(queries[r, key + i], tile[i, j], answer[j])
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@jit(error_model="numpy", nogil=True)
 def delta_rule(  # type: ignore[no-untyped-def]
     queries, prepared, start, slot, state, record, kept, recorded, final, out
 ):
@@ -271,7 +272,7 @@ def delta_rule(  # type: ignore[no-untyped-def]
     kept[1, slot] = 0
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def route(logits, ids, weights):  # type: ignore[no-untyped-def]
     """The largest of each row, largest first, ties to the lower id, and their softmax."""
     rows, count = logits.shape
@@ -294,7 +295,7 @@ def route(logits, ids, weights):  # type: ignore[no-untyped-def]
             weights[r, k] = weights[r, k] / total
 
 
-@njit(cache=True, error_model="numpy", fastmath=CONTRACT, nogil=True)
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
 def add_rows(part, rows, factors, out):  # type: ignore[no-untyped-def]
     """out[rows[i]] += factors[i] · part[i]."""
     for i in range(part.shape[0]):

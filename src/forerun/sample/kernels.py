@@ -3,13 +3,12 @@
 numba keeps compiled code by the date of this file alone: after a change of a constant in `portable`, touch this file.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from forerun.compilation import jit
 from forerun.sample import portable
 
 Logits = npt.NDArray[np.float32]
@@ -33,17 +32,8 @@ BLOCK = 256  # tokens looked at together
 LARGEST_GUMBEL = 22.88  # a little above −log(−log(1 − 2⁻³³))
 _LN2_UP = 0.69315  # a little above ln 2
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 # No fastmath: it would let the compiler fuse or reorder, and the bits would no longer be those of `portable`.
-def _kernel(function: Function) -> Function:
-    compiled: Function
-    try:
-        compiled = njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # no folder to keep compiled code in: compile at every start
-        compiled = njit(nogil=True, error_model="numpy")(function)
-    return compiled
+_kernel = jit(nogil=True, error_model="numpy")
 
 
 @_kernel

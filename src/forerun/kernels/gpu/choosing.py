@@ -197,8 +197,8 @@ def choose_tokens(
     logits [R, V], of which the first `vocab` columns count; temperature [R] float64, 0 for the argmax; seed [R, 3]
     int64: low word, high word, choice; position [R] int64, absolute, of the token being emitted; ids [V] int64,
     ascending: the target id of each column, for a reduced vocabulary; limits: where rows have filters, not with `ids`.
-    Into out [R] int64 go target ids, and into bad [R] int32 goes BROKEN where a logit is NaN or +∞ or all are −∞ (out is
-    then 0), UNDECIDED where the filters are (out then means nothing), else 0. out may have any stride.
+    Into out [R] int64 go target ids, and into bad [R] int32 goes BROKEN where a logit is NaN or +∞ or all are −∞ (out
+    is then 0), UNDECIDED where the filters are (out then means nothing), else 0. out may have any stride.
     """
     rows = len(logits)
     if not rows:

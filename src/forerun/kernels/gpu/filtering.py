@@ -1,8 +1,9 @@
 """top-k, top-p and min-p on the device: where each row's sorted tokens are cut, without sorting the vocabulary.
 
 All filters keep a prefix of the tokens by (−logit, id). The best tokens of a row are found by the peaks of small
-blocks: at least `need` tokens reach the need-th highest peak. They are gathered, and one program compares them all with
-each other: how many come before each, with which mass. Masses are the integers of `portable.weights`, so sums are exact.
+blocks: at least `need` tokens reach the need-th highest peak. They are gathered, and one program compares them all
+with each other: how many come before each, with which mass. Masses are the integers of `portable.weights`, so sums are
+exact.
 
 A nucleus with more tokens than were gathered is left open: the host decides such a row by its own way.
 """
@@ -22,7 +23,7 @@ BLOCK = 2048  # tokens per program that reads a row
 MOST_PEAKS = 1024
 NEED = LARGEST_TOP_K  # tokens that are gathered at least: a nucleus of that size is always decided
 GATHERED = 1024  # at most; more than `NEED` because a block may hold several
-TOGETHER = 32  # gathered tokens that all are compared with at once
+TOGETHER = 32  # tokens that all are compared with at once, by the thread that holds each: no sum crosses threads
 
 _INFINITY = tl.constexpr(float("inf"))
 _ID_BITS = tl.constexpr(20)  # of an order number; the rest is the logit
@@ -117,7 +118,7 @@ def _find_limit(
         for start in range(0, PEAKS, TOGETHER):
             other = start + tl.arange(0, TOGETHER)
             value = tl.load(line + other, mask=other < PEAKS, other=-_INFINITY)
-            reach += tl.sum((value[None, :] >= peak[:, None]).to(tl.int32), axis=1)
+            reach += tl.sum((value[:, None] >= peak[None, :]).to(tl.int32), axis=0)
         limit = tl.max(tl.where(reach >= need, peak, -_INFINITY), axis=0)
     tl.store(bests + row, best)
     floor = best.to(tl.float64) + tl.load(offset + row)
@@ -193,9 +194,9 @@ def _decide(
             other = start + tl.arange(0, TOGETHER)
             theirs = tl.load(orders + row * GATHERED + other, mask=other < count, other=ALL)
             weight = tl.load(masses + row * GATHERED + other, mask=other < count, other=0)
-            first = theirs[None, :] < mine[:, None]
-            rank += tl.sum(first.to(tl.int32), axis=1)
-            before += tl.sum(tl.where(first, weight[None, :], 0), axis=1)
+            first = theirs[:, None] < mine[None, :]
+            rank += tl.sum(first.to(tl.int32), axis=0)
+            before += tl.sum(tl.where(first, weight[:, None], 0), axis=0)
         most, share = tl.load(top_k + row), tl.load(top_p + row)
         alive = (number < count) & ((most == 0) | (rank < most))
         found = tl.sum(tl.where(alive, mass, 0), axis=0)
