@@ -162,12 +162,14 @@ def test_what_auto_may_want_is_captured_before(folder: Path, head: Path, monkeyp
     assert device is not None
     monkeypatch.setattr(device.counts, "keep_bits", lambda rows: rows != 16)
     monkeypatch.setattr(device.graphs, "capture", lambda launch: lambda: torch.zeros(1, 3))
-    timed = device.prepare(3, NullProgress())
+    timed = device.prepare(3, False, NullProgress())
     assert [(shape.width, shape.drafting) for shape, _ in timed] == [
         *((1, False), (2, False), (4, False), (8, False)),
         *((2, True), (3, True), (4, True)),
     ]
     assert all(seconds > 0 and shape in device.rounds for shape, seconds in timed)
+    assert device.prepare(3, False, NullProgress()) == []
+    assert all(shape.filtered for shape, _ in device.prepare(3, True, NullProgress()))
 
 
 @pytest.mark.parametrize("gathered", [pytest.param(1024, marks=SLOW), 64])

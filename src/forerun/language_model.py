@@ -104,7 +104,7 @@ class LanguageModel:
         )
         if draft == "auto" and (max_tokens is None or max_tokens >= WORTH_MEASURING):
             with torch.inference_mode():
-                self.engine.warm_up(progress or NullProgress())
+                self.engine.warm_up(sampling.filtered, progress or NullProgress())
         sequence = self.engine.submit(request, AnswerText(self.tokenizer, tokens, stops))
         return Generation(self, sequence, progress or NullProgress())
 

@@ -98,21 +98,22 @@ class DeviceRounds:
         result = torch.zeros(LANES[-1] * (WIDEST + 2), dtype=torch.int64)
         return result.pin_memory() if self.pool.device.type == "cuda" else result
 
-    def prepare(self, deepest: int, progress: Progress) -> list[tuple[Shape, float]]:
-        """Capture what `auto` may want for one sequence, so that no answer waits for it; seconds that each takes."""
-        assert self.flight is None and not self._seats
+    def prepare(self, deepest: int, filtered: bool, progress: Progress) -> list[tuple[Shape, float]]:
+        """Capture what `auto` may want for one sequence and is not there, so that no answer waits; and time it."""
+        assert self.flight is None
+        self.leave()
         headed = self.head is not None
-        shapes = [Shape(1, width, headed, False, False) for width in (1, *UPLOADED)]
+        shapes = [Shape(1, width, headed, filtered, drafting=False) for width in (1, *UPLOADED)]
         if headed:
-            shapes += [Shape(1, 1 + depth, True, False, True) for depth in range(1, deepest + 1)]
+            shapes += [Shape(1, 1 + depth, headed, filtered, drafting=True) for depth in range(1, deepest + 1)]
+        missing = [shape for shape in shapes if shape not in self.rounds and self.counts.keep_bits(shape.rows)]
         found = []
-        with progress.task("capturing rounds", len(shapes)) as task:
-            for shape in shapes:
-                if self.counts.keep_bits(shape.rows):
-                    if shape not in self.rounds:
-                        self._capture(shape)
+        if missing:
+            with progress.task("capturing rounds", len(missing)) as task:
+                for shape in missing:
+                    self._capture(shape)
                     found.append((shape, self._seconds(self.rounds[shape])))
-                task.advance()
+                    task.advance()
         return found
 
     def _seconds(self, replay: Replay[Tensor]) -> float:
@@ -144,8 +145,6 @@ class DeviceRounds:
             self.leave()
             self._seats = [Seat(sequence, pages, self._join(sequence)) for sequence, pages in wanted]
             self._sit_down()
-        if any(map(uploads, turns)):
-            self.lanes.give([turn.draft.tokens if uploads(turn) else None for turn in turns])
         self._start(turns, width, began, drafting)
 
     def _sit_down(self) -> None:
@@ -182,8 +181,9 @@ class DeviceRounds:
         typical = shape in self.rounds
         if not typical:
             self._capture(shape)
-            if any(map(uploads, turns)):
-                self.lanes.give([turn.draft.tokens if uploads(turn) else None for turn in turns])
+        if any(map(uploads, turns)):
+            kept: list[int] | None = None if self._depth else []  # what the head drafted for a lane, if it did
+            self.lanes.give([turn.draft.tokens if uploads(turn) else kept for turn in turns])
         own = min(width - 1, self._depth)
         drafts = [
             len(turn.draft.tokens) if uploads(turn) else own if seat.head_pages is not None else 0

@@ -177,14 +177,24 @@ class Engine:
         sequence.finish("length")
         return None
 
-    def warm_up(self, progress: Progress) -> None:
-        """Once: run every drafter that `auto` may choose cold, and again to learn what its rounds cost here."""
-        if self.warm or not self.scheduler.idle:
+    def warm_up(self, filtered: bool, progress: Progress) -> None:
+        """Before a request with `auto`: whatever it may choose has run before, and what rounds cost here is known."""
+        if not self.scheduler.idle:
             return
-        self.warm = True
         device, timed = self.device, []
         if device is not None and device.graphs.real:
-            timed = device.prepare(DEEPEST["mtp"], progress)
+            timed = device.prepare(DEEPEST["mtp"], filtered, progress)
+        if not self.warm:
+            self.warm = True
+            self._run_every_drafter()
+        for shape, seconds in timed:
+            if not shape.drafting:
+                self.costs.learn(None, 0, shape.width, 0.0, seconds)
+            else:
+                self.costs.learn_draft("mtp", shape.width - 1, seconds - self.costs.pass_seconds(shape.width))
+
+    def _run_every_drafter(self) -> None:
+        """Cold, and again to learn what its rounds cost."""
         prompt = tuple((31 * n + 5) % self.vocab for n in range(min(24, self.context // 2)))
         for rounds in (1, 3 if self.proportions is None else 1):
             self.costs = CostTable(self.proportions)
@@ -194,11 +204,6 @@ class Engine:
                 while sequence.status is not Status.FINISHED and sequence.counters.rounds < rounds:
                     self.step()
                 self.release(sequence)
-        for shape, seconds in timed:
-            if not shape.drafting:
-                self.costs.learn(None, 0, shape.width, 0.0, seconds)
-            else:
-                self.costs.learn_draft("mtp", shape.width - 1, seconds - self.costs.pass_seconds(shape.width))
 
     def _available(self, sequence: Sequence) -> dict[str, bool]:
         """Which arms have something to draft now. A long match of the lookup is an arm of its own."""
