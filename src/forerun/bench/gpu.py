@@ -253,6 +253,7 @@ def main() -> None:
                 continue
             subject = built_in(wish.model) if name == "smollm2" else random_subject(name)
             cells = table[name] = measure(subject)
+            show(name, cells)
             del subject
             torch.cuda.empty_cache()
             for peer in {"none": [], "eager": ["eager"], "best": ["eager", "best"]}[wish.peer]:
@@ -262,12 +263,18 @@ def main() -> None:
                 except Exception as error:  # noqa: BLE001 - whatever a peer dies of is a result, and no reason to stop
                     print(f"{name}: transformers ({peer}) does not run here: {str(error).splitlines()[0]}", flush=True)
                     continue
-                cells[f"transformers_{peer}_ms"] = 1e3 * seconds
-                cells[f"versus_transformers_{peer}"] = 1e3 * seconds / cells["plain_wall_ms"]
+                times = seconds * 1e3 / cells["plain_wall_ms"]
+                found = {f"transformers_{peer}_ms": 1e3 * seconds, f"versus_transformers_{peer}": times}
+                show(name, found)
+                cells |= found
                 torch.cuda.empty_cache()
-            for cell, value in cells.items():
-                print(f"{name:12} {cell:28} {value:9.4f}", flush=True)
     print(json.dumps(table))
+
+
+def show(name: str, cells: dict[str, float]) -> None:
+    """As they come: a peer may take minutes."""
+    for cell, value in cells.items():
+        print(f"{name:12} {cell:28} {value:9.4f}", flush=True)
 
 
 def built_in(model: str) -> Subject:
