@@ -17,12 +17,13 @@ from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
-from forerun.engine import device_round
+from forerun.engine import device_round, scheduler
 from forerun.engine.controller import Controller
 from forerun.engine.engine import Engine
 from forerun.engine.graphs import GraphedTarget
 from forerun.engine.on_device import device_rounds, graphed_target
 from forerun.engine.probe import probe
+from forerun.engine.round import Turn
 from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu import attention, filtering
 from forerun.models.families import build
@@ -154,6 +155,30 @@ def test_drafts_of_the_host_are_run_on_the_device(folder: Path, head: Path, monk
     together = run(engine, *wishes)
     assert [sequence.answer for sequence in together] == plain
     assert together[0].counters.drafted == 0 and together[1].counters.accepted > 0 < together[2].counters.drafted
+
+
+@SLOW
+def test_pages_are_added_without_losing_drafts(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer longer than what was reserved for it."""
+    monkeypatch.setattr(scheduler, "DEFAULT_ANSWER", 1)
+    engine, prompt = device_engine(folder, head), [7 + n for n in range(9)]
+    wish = {"max_tokens": None, "temperature": 0.8, "seed": 8}
+    assert engine.device is not None
+    drafted, pages, take = [], set(), engine.device._take
+
+    def watch(turn: Turn, drafts: int, *rest: Any) -> int:
+        drafted.append(drafts)
+        pages.add(len(turn.sequence.cache.pages))
+        return take(turn, drafts, *rest)
+
+    monkeypatch.setattr(engine.device, "_take", watch)
+    sequence = engine.submit(request(prompt, draft="mtp", draft_tokens=2, **wish), NoText())
+    with torch.inference_mode():
+        while len(sequence.answer) < 28:
+            engine.step()
+    engine.release(sequence)
+    assert len(pages) > 1 and drafted[0] == 0 and all(drafted[1:])
+    assert sequence.answer[:20] == answers(engine, request(prompt, **{**wish, "max_tokens": 20}))[0]
 
 
 def test_what_auto_may_want_is_captured_before(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:

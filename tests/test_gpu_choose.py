@@ -206,7 +206,7 @@ def test_strides_and_half_precision():
     assert (board[:, [0, 1, 3]] == -1).all()
 
 
-def test_device_body_leaves_rows_that_need_more_to_the_reference():
+def test_device_body_edits_filters_and_leaves_little_to_the_reference(monkeypatch):
     rng = np.random.default_rng(5)
     logits = torch.from_numpy(rng.standard_normal((7, 80)).astype(np.float32)).to(DEVICE)
     rows = [
@@ -218,9 +218,21 @@ def test_device_body_leaves_rows_that_need_more_to_the_reference():
         row(temperature=0.8, allowed=torch.arange(80) % 2 == 1),
         row(temperature=0.8, top_k=300),
     ]
-    assert [device.simple(r) for r in rows] == [True, True, False, True, False, False, False]
-    assert device.choose(logits, rows, 77) == reference.choose(logits, rows, 77)
+    expected, before = reference.choose(logits, rows, 77), logits.clone()
+    asked = []
+    monkeypatch.setattr(device, "_choose_rest", lambda *given: asked.append(given[3]) or [expected[6]])
+    assert device.choose(logits, rows, 77) == expected
+    assert asked == [[6]] and torch.equal(logits, before)
     assert torch.equal(device.probabilities(logits, rows, 77), reference.probabilities(logits, rows, 77))
+
+
+def test_a_mask_does_not_hide_a_broken_row():
+    logits = torch.zeros(2, 10, device=DEVICE)
+    logits[1, 4] = float("nan")
+    rows = [row(), row(suppress=frozenset({4}), temperature=0.5)]
+    with pytest.raises(RowError, match="infinite or not a number") as caught:
+        device.choose(logits, rows, 10)
+    assert caught.value.row == 1
 
 
 @pytest.mark.parametrize("params", [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}])

@@ -98,6 +98,11 @@ class MtpDrafter:
             raise RuntimeError(f"{len(state.tokens)} tokens came with features of {state.fed} positions")
         return state.cache.pages
 
+    def grow(self, sequence_id: int, slots: int, beside: list[int]) -> list[int] | None:
+        """Pages for `slots` slots of a sequence that a device holds beside others; None when there is no room."""
+        state, others = self._states[sequence_id], [self._states[other] for other in beside]
+        return state.cache.pages if self._make_room(state, slots, [state, *others]) else None
+
     def leave(self, sequence_id: int, length: int) -> None:
         """The device has filled in the slots before `length`. Its last output is lost: one round has no draft."""
         state = self._states[sequence_id]

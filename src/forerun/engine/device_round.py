@@ -140,12 +140,27 @@ class DeviceRounds:
         width = width_of(turns, [len(turn.draft.tokens) if uploads(turn) else turn.decision.depth for turn in turns])
         if not self.counts.keep_bits(lanes_for(len(turns)) * width):
             width = width_of(turns, [turn.decision.depth for turn in turns])
-        wanted = [(turn.sequence, len(turn.sequence.cache.pages)) for turn in turns]
-        if wanted != [(seat.sequence, seat.pages) for seat in self._seats]:
+        sequences = [turn.sequence for turn in turns]
+        if sequences != [seat.sequence for seat in self._seats] or not self._find_pages():
             self.leave()
-            self._seats = [Seat(sequence, pages, self._join(sequence)) for sequence, pages in wanted]
+            self._seats = [Seat(s, len(s.cache.pages), self._join(s)) for s in sequences]
             self._sit_down()
         self._start(turns, width, began, drafting)
+
+    def _find_pages(self) -> bool:
+        """Tell the lanes of pages that their sequences were given. False when the head has none to follow."""
+        grown = [seat for seat in self._seats if seat.pages != len(seat.sequence.cache.pages)]
+        headed = [seat.sequence.id for seat in self._seats if seat.head_pages is not None]
+        for seat in grown:
+            seat.pages = len(seat.sequence.cache.pages)
+            if seat.head_pages is not None:
+                assert self.drafter is not None
+                seat.head_pages = self.drafter.grow(seat.sequence.id, seat.pages * self.pool.page, headed)
+                if seat.head_pages is None:
+                    return False
+        if grown:
+            self.lanes.turn_pages(self._seats)
+        return True
 
     def _sit_down(self) -> None:
         self.lanes.seat(self._seats)

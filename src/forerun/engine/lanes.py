@@ -19,7 +19,7 @@ class Seat:
     """What the host puts into a lane."""
 
     sequence: Sequence
-    pages: int  # it held when it sat down
+    pages: int  # it holds, as far as the lane knows
     head_pages: list[int] | None  # of a sequence whose drafts come from the head
 
 
@@ -81,7 +81,11 @@ class Lanes:
         put(self.top_p, [params.top_p for params in sampling])
         put(self.min_p_offset, [min_p_offset(params) for params in sampling])
         put(self.seed, [[*split_seed(params.seed), params.choice] for params in sampling])
-        self._pages(self.table, [sequence.cache.pages for sequence in sequences], self.pool)
+        self.turn_pages(seats)
+
+    def turn_pages(self, seats: list[Seat]) -> None:
+        """Where the lanes' keys and values are. Pages may be added between rounds, drafts stay."""
+        self._pages(self.table, [seat.sequence.cache.pages for seat in seats], self.pool)
         if self.head_pool is not None:
             self._pages(self.head_table, [seat.head_pages or [] for seat in seats], self.head_pool)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -63,29 +64,28 @@ def _device_pass(work: list[tuple[SequenceCache, list[int]]], last_only: bool, p
     pages = max(pool.pages_for(cache.length + width) for cache, _ in work)
     ids: list[int] = []
     spans, slots, last = [], [], []
-    table = []
+    table: list[int] = []
     for index, (cache, mine) in enumerate(work):
         spans.append(cache.span(index * width, len(mine), prefill))
         ids += mine + [0] * (width - len(mine))
         held = cache.pages[:pages]
-        table.append(held + [pool.spare_page] * (pages - len(held)))
+        table += held + [pool.spare_page] * (pages - len(held))
         slots.append(pool.spare_slot if cache.slot is None else cache.slot)
         last.append(index * width + len(mine) - 1)
+    places = [cache.length for cache, _ in work]
+    position, entries, slot, tokens, wanted = upload([places, table, slots, ids, last], pool.device)
+    states = () if pool.states is None else pool.states.layers
+    grid = Grid(width, position, entries.view(len(work), pages), slot, states, spans[0] if prefill else None)
+    rows = tokens.long()
+    return Pass(rows, rows, grid, pool.layers, wanted.long() if last_only else None, prefill, features)
 
-    def upload(values: object, kind: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=kind).to(pool.device)
 
-    grid = Grid(
-        width,
-        upload([cache.length for cache, _ in work], torch.int32),
-        upload(table, torch.int32),
-        upload(slots, torch.int32),
-        () if pool.states is None else pool.states.layers,
-        spans[0] if prefill else None,
-    )
-    tokens = upload(ids, torch.int64)
-    wanted = upload(last, torch.int64) if last_only else None
-    return Pass(tokens, tokens, grid, pool.layers, wanted, prefill, features)
+def upload(parts: list[list[int]], device: torch.device) -> list[Tensor]:
+    """Lists of numbers as int32, in one copy: each costs as much as a kernel. Parts start at multiples of 16 bytes."""
+    room = [len(part) + -len(part) % 4 for part in parts]
+    padded = [part + [0] * (size - len(part)) for part, size in zip(parts, room, strict=True)]
+    everything = torch.tensor(list(chain.from_iterable(padded)), dtype=torch.int32).to(device)
+    return [whole[: len(part)] for whole, part in zip(everything.split(room), parts, strict=True)]
 
 
 @dataclass(slots=True)
