@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from forerun.engine.acceptance import Priors
-from forerun.engine.controller import Controller, Decision
+from forerun.engine.controller import PLAIN, Controller, Decision
 from forerun.engine.costs import CostTable
 
 ARMS = {"lookup": 15, "long lookup": 15, "mtp": 8, "model": 8}
@@ -227,3 +227,11 @@ def test_in_a_batch_drafts_must_pay_for_the_whole_pass() -> None:
     assert controller.current.arm == "mtp"
     controller.decide(4, others=7)
     assert controller.current.arm is None
+
+
+def test_a_round_may_be_learned_before_any_cost_is_known() -> None:
+    """A device may have left all rounds so far to the general way, which has its own table."""
+    policy = Controller({"mtp": 3}, CostTable())
+    policy.learn(Decision("mtp", 2), 2, 1, 0.1)
+    policy.learn(PLAIN, 0, 0, 0.1)
+    assert policy.decide(3) == PLAIN

@@ -185,16 +185,73 @@ def test_what_auto_may_want_is_captured_before(folder: Path, head: Path, monkeyp
     engine = device_engine(folder, head)
     device = engine.device
     assert device is not None
-    monkeypatch.setattr(device.counts, "keep_bits", lambda rows: rows != 16)
+    monkeypatch.setattr(device.counts, "keep_bits", lambda rows: rows != 2)
     monkeypatch.setattr(device.graphs, "capture", lambda launch: lambda: torch.zeros(1, 3))
-    timed = device.prepare(3, False, NullProgress())
+    timed = device.prepare(3, 8, False, NullProgress())
     assert [(shape.width, shape.drafting) for shape, _ in timed] == [
-        *((1, False), (2, False), (4, False), (8, False)),
-        *((2, True), (3, True), (4, True)),
+        *((1, False), (4, False), (8, False)),
+        *((3, True), (4, True)),
     ]
     assert all(seconds > 0 and shape in device.rounds for shape, seconds in timed)
-    assert device.prepare(3, False, NullProgress()) == []
-    assert all(shape.filtered for shape, _ in device.prepare(3, True, NullProgress()))
+    assert device.prepare(3, 8, False, NullProgress()) == []
+    assert all(shape.filtered for shape, _ in device.prepare(3, 8, True, NullProgress()))
+
+
+def test_a_flight_lands_before_graphs_are_captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop string may end a sequence whose next round has begun."""
+    engine = device_engine(folder, None)
+    device = engine.device
+    assert device is not None
+    sequence = engine.submit(request(PROMPTS[0], max_tokens=TOKENS), NoText())
+    with torch.inference_mode():
+        while device.flight is None:
+            engine.step()
+        sequence.finish("stop")
+        monkeypatch.setattr(type(device.graphs), "real", True)
+        monkeypatch.setattr(device, "prepare", lambda *_: [] if device.flight is None else pytest.fail("in the air"))
+        engine.warm = True
+        engine.warm_up(False, NullProgress())
+
+
+@torch.inference_mode()
+def test_tokens_the_host_dropped_are_not_gone_on_from(folder: Path, head: Path) -> None:
+    """The device has accepted more than an answer had room for; then it is taken up again."""
+    engine = device_engine(folder, head)
+    whole = answers(engine, request(PROMPTS[0], max_tokens=TOKENS))[0]
+    sequence = engine.submit(request(PROMPTS[0], max_tokens=TOKENS, draft="mtp", draft_tokens=2), NoText())
+    device = engine.device
+    assert device is not None
+    while device.flight is None:
+        engine.step()
+    engine.land(go_on=False)
+    turn = engine._turn(sequence, 0)
+    assert turn is not None and turn.decision.depth == 2
+    device.lanes.give([whole[len(sequence.answer) :][:2]])
+    device._depth = 2
+    device.launch([turn], 0.0, 0.0)
+    sequence.limit = len(sequence.tokens) + 1
+    engine.land(go_on=False)
+    assert sequence.finish_reason == "length" and device._stale
+    engine.resume(sequence, TOKENS - len(sequence.answer))
+    finish(engine, [sequence])
+    assert sequence.answer == whole
+
+
+@torch.inference_mode()
+def test_a_sequence_that_comes_back_to_other_pages(folder: Path) -> None:
+    engine = device_engine(folder, None)
+    whole = answers(engine, request(PROMPTS[1], max_tokens=TOKENS))[0]
+    sequence = engine.submit(request(PROMPTS[1], max_tokens=TOKENS), NoText())
+    while len(sequence.answer) < 3:
+        engine.step()
+    engine.pause(sequence)
+    before = list(sequence.cache.pages)
+    sequence.cache.park()
+    taken = engine.pool.take(2)
+    engine.unpause(sequence)
+    finish(engine, [sequence])
+    assert sequence.answer == whole and sequence.cache.pages != before
+    engine.pool.give_back(taken)
 
 
 @pytest.mark.parametrize("gathered", [pytest.param(1024, marks=SLOW), 64])

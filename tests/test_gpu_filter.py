@@ -97,6 +97,14 @@ def test_a_larger_vocabulary():
     assert device.choose(logits.to(DEVICE), rows, 5000) == reference.choose(logits, rows, 5000)
 
 
+@pytest.mark.parametrize("vocab", [1030, 2049, 4000])
+def test_a_narrow_nucleus_is_decided_in_any_vocabulary(vocab):
+    logits = torch.from_numpy(np.random.default_rng(vocab).standard_normal((1, vocab)).astype(np.float32))
+    logits[0, 5] = 30.0
+    found = limits(logits, rows_with([{"top_p": 0.9}]), vocab)
+    assert not found.undecided.any() and kept(logits, found, vocab).sum() == 1
+
+
 def test_a_wide_nucleus_is_left_to_the_reference(monkeypatch):
     """So are more tokens near the limit than there is room for."""
     monkeypatch.setattr(filtering, "GATHERED", 64)

@@ -201,7 +201,7 @@ class Generation:
             seed=sequence.request.sampling.seed,
             arms={arm: replace(use) for arm, use in counters.arms.items()},
             per_position=[list(pair) for pair in counters.per_position],
-            seconds_saved=seconds_saved(sequence, self.model.engine.costs),
+            seconds_saved=seconds_saved(sequence, self.model.engine.costs_of([sequence.request])),
             warnings=[
                 *(self.model.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
                 *sequence.warnings,

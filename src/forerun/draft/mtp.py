@@ -100,8 +100,13 @@ class MtpDrafter:
 
     def grow(self, sequence_id: int, slots: int, beside: list[int]) -> list[int] | None:
         """Pages for `slots` slots of a sequence that a device holds beside others; None when there is no room."""
-        state, others = self._states[sequence_id], [self._states[other] for other in beside]
-        return state.cache.pages if self._make_room(state, slots, [state, *others]) else None
+        state, others = (
+            self._states.get(sequence_id),
+            [self._states[other] for other in beside if other in self._states],
+        )
+        if state is None or not self._make_room(state, slots, others):
+            return None
+        return state.cache.pages
 
     def leave(self, sequence_id: int, length: int) -> None:
         """The device has filled in the slots before `length`. Its last output is lost: one round has no draft."""

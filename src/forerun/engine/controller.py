@@ -172,15 +172,16 @@ class Controller:
     def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:
         """What came of a round that took `seconds` in all."""
         self.spent += seconds
-        gain = self._gain(decision, drafted, accepted, seconds)
-        self.saved += gain
-        self.priors.earn(self.kind, gain / self.costs.pass_seconds(1))
+        if self.costs.known:  # rounds of another kind may have been all there was
+            gain = self._gain(decision, drafted, accepted, seconds)
+            self.saved += gain
+            self.priors.earn(self.kind, gain / self.costs.pass_seconds(1))
         arm = decision.arm
         if arm is None or drafted == 0:
             return
         self.seen[arm].learn(drafted, accepted)
         self.priors.learn(arm, self.kind, drafted, accepted)
-        if arm == self.trial:
+        if arm == self.trial and self.costs.known:
             # An arm that comes near the one in use is tried again sooner, any other later.
             near = accepted > 0 and self._best(arm)[0] > NEAR * self._current_rate()
             if accepted == drafted and self.hopes[arm]:

@@ -36,6 +36,7 @@ from forerun.progress import Progress
 from forerun.sample.row import check_best
 
 UPLOADED = (2, 4, 8, 16)  # widths of rounds whose drafts the host makes; fewer drafts leave rows that nobody looks at
+ASIDE = 4  # rounds that go the general way after one that could not decide: text like that comes in stretches
 REPEATS = 7  # rounds that start before anybody has thought about the last one, when a controller decides
 
 
@@ -91,14 +92,15 @@ class DeviceRounds:
         self._seats: list[Seat] = []
         self._depth = 0  # drafts the lanes hold
         self.rounds: dict[Shape, Replay[Tensor]] = {}
-        self._undecided = False  # a lane waits for the general way
+        self._stale = False  # the host has dropped tokens that the lanes went on from
+        self._aside = 0  # rounds that go the general way, because a lane could not decide
         self._results = [self._host_result() for _ in range(2)]
 
     def _host_result(self) -> Tensor:
         result = torch.zeros(LANES[-1] * (WIDEST + 2), dtype=torch.int64)
         return result.pin_memory() if self.pool.device.type == "cuda" else result
 
-    def prepare(self, deepest: int, filtered: bool, progress: Progress) -> list[tuple[Shape, float]]:
+    def prepare(self, deepest: int, widest: int, filtered: bool, progress: Progress) -> list[tuple[Shape, float]]:
         """Capture what `auto` may want for one sequence and is not there, so that no answer waits; and time it."""
         assert self.flight is None
         self.leave()
@@ -106,7 +108,8 @@ class DeviceRounds:
         shapes = [Shape(1, width, headed, filtered, drafting=False) for width in (1, *UPLOADED)]
         if headed:
             shapes += [Shape(1, 1 + depth, headed, filtered, drafting=True) for depth in range(1, deepest + 1)]
-        missing = [shape for shape in shapes if shape not in self.rounds and self.counts.keep_bits(shape.rows)]
+        shapes = [shape for shape in shapes if shape.width <= widest and shape not in self.rounds]
+        missing = [shape for shape in shapes if self.counts.keep_bits(shape.rows)]
         found = []
         if missing:
             with progress.task("capturing rounds", len(missing)) as task:
@@ -125,14 +128,15 @@ class DeviceRounds:
             took.append(time.perf_counter() - began)
         return min(took)
 
-    def takes(self, turns: list[Turn]) -> bool:
-        """Can all of these run on the device, in a pass of so many rows?"""
-        if self._undecided:
-            self._undecided = False
+    def takes(self, turns: list[Turn], widest: int) -> bool:
+        """Can all of these run on the device, in a pass of so many rows, no sequence having more than `widest`?"""
+        if self._aside:
+            self._aside -= 1
             return False
         if len(turns) > LANES[-1] or not all(simple(turn.sequence.request) for turn in turns):
             return False
-        return self.counts.keep_bits(lanes_for(len(turns)) * width_of(turns, [turn.decision.depth for turn in turns]))
+        width = width_of(turns, [turn.decision.depth for turn in turns])
+        return width <= widest and self.counts.keep_bits(lanes_for(len(turns)) * width)
 
     def launch(self, turns: list[Turn], began: float, drafting: float) -> None:
         """Start a round of these turns. `began`: when deciding on it did; `drafting`: seconds that the host drafted."""
@@ -141,23 +145,31 @@ class DeviceRounds:
         if not self.counts.keep_bits(lanes_for(len(turns)) * width):
             width = width_of(turns, [turn.decision.depth for turn in turns])
         sequences = [turn.sequence for turn in turns]
-        if sequences != [seat.sequence for seat in self._seats] or not self._find_pages():
+        same = sequences == [seat.sequence for seat in self._seats] and not self._stale
+        if not same or not self._find_pages():
             self.leave()
-            self._seats = [Seat(s, len(s.cache.pages), self._join(s)) for s in sequences]
+            self._seats = [Seat(s, list(s.cache.pages), s.cache.slot, self._join(s)) for s in sequences]
             self._sit_down()
+            self._stale = False
         self._start(turns, width, began, drafting)
 
     def _find_pages(self) -> bool:
-        """Tell the lanes of pages that their sequences were given. False when the head has none to follow."""
-        grown = [seat for seat in self._seats if seat.pages != len(seat.sequence.cache.pages)]
+        """Tell the lanes of pages that their sequences got. False when more has changed, or the head has no room."""
         headed = [seat.sequence.id for seat in self._seats if seat.head_pages is not None]
-        for seat in grown:
-            seat.pages = len(seat.sequence.cache.pages)
-            if seat.head_pages is not None:
-                assert self.drafter is not None
-                seat.head_pages = self.drafter.grow(seat.sequence.id, seat.pages * self.pool.page, headed)
-                if seat.head_pages is None:
-                    return False
+        grown = False
+        for seat in self._seats:
+            cache = seat.sequence.cache
+            if cache.slot != seat.slot or cache.pages[: len(seat.pages)] != seat.pages:
+                return False  # it was parked and came back elsewhere
+            if len(cache.pages) > len(seat.pages):
+                grown = True
+                if seat.head_pages is not None:
+                    assert self.drafter is not None
+                    pages = self.drafter.grow(seat.sequence.id, len(cache.pages) * self.pool.page, headed)
+                    if pages is None:
+                        return False
+                    seat.head_pages = pages
+                seat.pages = list(cache.pages)
         if grown:
             self.lanes.turn_pages(self._seats)
         return True
@@ -196,7 +208,7 @@ class DeviceRounds:
         typical = shape in self.rounds
         if not typical:
             self._capture(shape)
-        if any(map(uploads, turns)):
+        if any(map(uploads, turns)) or (width > 1 and not headed):
             kept: list[int] | None = None if self._depth else []  # what the head drafted for a lane, if it did
             self.lanes.give([turn.draft.tokens if uploads(turn) else kept for turn in turns])
         own = min(width - 1, self._depth)
@@ -335,7 +347,7 @@ class DeviceRounds:
             if turn.sequence.status is Status.RUNNING:
                 accepted = self._take(turn, drafted, line[:width], line[width], bool(line[-1]))
                 turn.sequence.counters.spend(took, flight.drafting)
-                self._undecided |= accepted < 0
+                self._aside = ASIDE if accepted < 0 else self._aside
                 if flight.typical and accepted >= 0:
                     turn.sequence.policy.learn(turn.decision, drafted, accepted, took)
 
@@ -371,6 +383,7 @@ class DeviceRounds:
             if sequence.emit(token, from_draft=emitted <= accepted):
                 break
         sequence.cache.committed(emitted, by_device=accepted + 1)
+        self._stale |= emitted != accepted + 1
         if accepted < 0:
             return accepted
         accepted = min(accepted, emitted)
@@ -395,12 +408,14 @@ def width_of(turns: list[Turn], depths: list[int]) -> int:
 def learn_costs(costs: CostTable, flight: Flight, took: float) -> None:
     """A round is a pass, and drafts for the next one by the head: what is known of one tells the other."""
     count, width = len(flight.turns), flight.shape.width
-    if not flight.shape.drafting:
+    if not costs.known:
+        costs.learn(None, 0, count * width, 0.0, took, sequences=count)
+    elif not flight.shape.drafting:
         drafter, drafted = (flight.turns[0].decision.drafter, flight.drafts[0]) if count == 1 else (None, 0)
         costs.learn(drafter, drafted, count * width, flight.drafting, took - flight.drafting, sequences=count)
-    elif count == 1 and costs.known:
+    elif count == 1:
         costs.learn_draft("mtp", width - 1, took - flight.drafting - costs.pass_seconds(width))
-    elif costs.known:
+    else:
         drafting = min(flight.drafting + costs.draft_seconds("mtp", width - 1), took / 2)
         costs.learn(None, 0, count * width, 0.0, took - drafting, sequences=count)
 

@@ -115,7 +115,7 @@ class Engine:
         """Measured time decides when the user leaves it to us; otherwise the one arm, as deep as told."""
         if request.draft == "auto" and request.draft_tokens is None:
             choices = [*arms, LONG_LOOKUP] if "lookup" in arms else arms
-            costs = self.costs if self.device is None or simple(request) else self._general_costs
+            costs = self.costs_of([request])
             deepest = {name: min(DEEPEST[name], self.max_width - 1) for name in choices}
             return Controller(
                 {name: depth for name, depth in deepest.items() if depth > 0},
@@ -125,6 +125,10 @@ class Engine:
                 plain_first=not costs.known,
             )
         return DepthPolicy(arms[0] if arms else None, request.draft_tokens)
+
+    def costs_of(self, requests: list[Request]) -> CostTable:
+        """What rounds of such requests cost: a device may not take them as a whole."""
+        return self.costs if self.device is None or all(map(simple, requests)) else self._general_costs
 
     def step(self) -> None:
         """Admit, prefill one chunk, run one round."""
@@ -140,17 +144,17 @@ class Engine:
         turns = [turn for s in running if (turn := self._turn(s, len(running) - 1)) is not None]
         # Making room for one sequence may have parked another that was already given a turn.
         turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
+        costs = self.costs_of([turn.sequence.request for turn in turns])
         if len(turns) > 1:
-            cut_drafts(turns, self.costs, on_device=self.device is not None)
+            cut_drafts(turns, costs, on_device=self.device is not None)
         shadows = foresee(turns, self.drafters)
-        if turns and self.device is not None and self.device.takes(turns):
+        if turns and self.device is not None and self.device.takes(turns, self.max_width):
             drafting = time.perf_counter()
             others = {name: drafter for name, drafter in self.drafters.items() if name != "mtp"}
             propose(turns, others, self.vocab)
             self.device.launch(turns, began, time.perf_counter() - drafting)
             self.land(go_on=True)
         elif turns:
-            costs = self.costs
             if self.device is not None:
                 self.device.leave()
                 costs = self._general_costs
@@ -181,9 +185,10 @@ class Engine:
         """Before a request with `auto`: whatever it may choose has run before, and what rounds cost here is known."""
         if not self.scheduler.idle:
             return
+        self.land(go_on=False)  # of a sequence that a stop string has ended
         device, timed = self.device, []
         if device is not None and device.graphs.real:
-            timed = device.prepare(DEEPEST["mtp"], filtered, progress)
+            timed = device.prepare(DEEPEST["mtp"], self.max_width, filtered, progress)
         if not self.warm:
             self.warm = True
             self._run_every_drafter()

@@ -19,7 +19,8 @@ class Seat:
     """What the host puts into a lane."""
 
     sequence: Sequence
-    pages: int  # it holds, as far as the lane knows
+    pages: list[int]  # it holds, as far as the lane knows
+    slot: int | None
     head_pages: list[int] | None  # of a sequence whose drafts come from the head
 
 

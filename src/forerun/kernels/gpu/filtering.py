@@ -231,7 +231,7 @@ def find_limits(
     assert logits.stride(1) == 1 and top_k.dtype == torch.int32
     assert temperature.dtype == top_p.dtype == offset.dtype == torch.float64
     assert all(tensor.is_contiguous() for tensor in (temperature, top_k, top_p, offset))
-    small = max(16, triton.next_power_of_2(triton.cdiv(vocab, MOST_PEAKS)))
+    small = max(2, triton.next_power_of_2(triton.cdiv(vocab, MOST_PEAKS)))
     blocks = triton.cdiv(vocab, BLOCK)
     peak_count = blocks * (BLOCK // small)
 
@@ -259,7 +259,7 @@ def find_limits(
         total,
         PEAKS=peak_count,
         PADDED=triton.next_power_of_2(peak_count),
-        NEED=NEED,
+        NEED=NEED if vocab > GATHERED else MOST_PEAKS + 1,  # of a small vocabulary all
         TOGETHER=TOGETHER,
         num_warps=8,
         launch_pdl=early,
