@@ -3,7 +3,7 @@
 The host reads what a round gave, starts the next one with the same sequences, and only then turns tokens into text:
 that work is hidden behind the device. Drafts of the head never leave the device; those of other drafters are uploaded.
 Rounds whose sequences need more than the device does (processors, rejection) go the general way, `engine/round.py`. So
-does the one after a round in which the device could not decide what a filter keeps.
+do a few after one in which the device could not decide what a filter keeps.
 """
 
 from __future__ import annotations
