@@ -37,9 +37,10 @@ pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encounte
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOW = pytest.mark.long if DEVICE.type == "cpu" else pytest.mark.kernels  # minutes in the interpreter
-PAGE, TOKENS = 16, 9
+PAGE, TOKENS = 16, 9 if DEVICE.type == "cuda" else 6
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16}
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41] * 9, [100 + n for n in range(20)]]
+SOME = PROMPTS if DEVICE.type == "cuda" else PROMPTS[:2]
 
 
 @pytest.fixture(autouse=True)
@@ -87,14 +88,15 @@ def answers(engine: Engine, *requests: Any) -> list[list[int]]:
 def test_whole_rounds_give_the_tokens_of_the_general_way(folder: Path, head: Path, temperature: float) -> None:
     options: dict[str, Any] = {"max_tokens": TOKENS, "temperature": temperature, "seed": 11}
     general = device_engine(folder, head, rounds=False)
-    plain = [answers(general, request(prompt, **options))[0] for prompt in PROMPTS]
+    plain = [answers(general, request(prompt, **options))[0] for prompt in SOME]
     engine = device_engine(folder, head)
-    assert answers(engine, *(request(prompt, **options) for prompt in PROMPTS)) == plain
-    drafted = [request(prompt, draft="mtp", draft_tokens=2, **options) for prompt in PROMPTS]
+    assert answers(engine, *(request(prompt, **options) for prompt in SOME)) == plain
+    drafted = [request(prompt, draft="mtp", draft_tokens=2, **options) for prompt in SOME]
     assert answers(engine, drafted[0]) == plain[:1]
     assert answers(engine, *drafted) == plain
 
 
+@SLOW
 def test_the_device_drafts_what_the_general_way_drafts(folder: Path, head: Path) -> None:
     wish = request(PROMPTS[1], max_tokens=TOKENS, draft="mtp", draft_tokens=2, temperature=0.8, seed=2)
     ahead, general = (run(device_engine(folder, head, rounds=rounds), wish)[0] for rounds in (True, False))
@@ -308,6 +310,7 @@ def test_a_controller_is_asked_again(folder: Path, head: Path, monkeypatch: pyte
     assert sequence.answer == answers(engine, request(PROMPTS[0], max_tokens=TOKENS))[0]
 
 
+@SLOW
 def test_a_pass_is_narrowed_where_products_change_bits(folder: Path, head: Path) -> None:
     """Whole rounds of one sequence go on; rounds of several take the general way, in passes they may have."""
     options: dict[str, Any] = {"max_tokens": 4, "draft": "mtp", "draft_tokens": 2, "temperature": 0.8, "seed": 5}
