@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -251,3 +252,14 @@ def test_llama_cpp_reads_the_same_file(
     assert peer.answer([1, 2], 0.8, 2, 5).tokens == [7, 8]
     assert (made["temp"], made["seed"], made["prompt"]) == (0.8, 5, [1, 2])
     assert gguf_file(str(file)) == file and set(PEERS) == {"transformers", "llama.cpp"}
+
+
+@pytest.mark.parametrize("script", ["gpu", "gpu_batches"])
+def test_benchmarks_of_a_gpu_say_that_there_is_none(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", [script])
+    with pytest.raises(SystemExit) as caught:
+        import_module(f"forerun.bench.{script}").main()
+    assert caught.value.code == 2 and capsys.readouterr().err == "this measures an NVIDIA GPU, and torch sees none\n"

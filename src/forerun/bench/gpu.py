@@ -245,6 +245,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="the built-in model, or where its file is")
     parser.add_argument("--peer", choices=["none", "eager", "best"], default="eager", help="transformers beside it")
     wish = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(2, "this measures an NVIDIA GPU, and torch sees none\n")
     torch.manual_seed(0)
     table: dict[str, dict[str, float]] = {}
     with torch.inference_mode():

@@ -62,6 +62,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="the built-in model, or where its file is")
     parser.add_argument("--batch", type=int, choices=BATCHES, help="only this one")
     wish = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(2, "this measures an NVIDIA GPU, and torch sees none\n")
     model = load_model(wish.model, device="cuda", max_context=2048)
     lines = files("forerun").joinpath("data", "eval_prompts.jsonl").read_text().splitlines()
     prompts = [tuple(encode_prompt(model.tokenizer, json.loads(line)["prompt"], None, False)) for line in lines]

@@ -130,10 +130,9 @@ class DeviceRounds:
 
     def takes(self, turns: list[Turn], widest: int) -> bool:
         """Can all of these run on the device, in a pass of so many rows, no sequence having more than `widest`?"""
-        if self._aside:
-            self._aside -= 1
+        if self._aside or len(turns) > LANES[-1]:
             return False
-        if len(turns) > LANES[-1] or not all(simple(turn.sequence.request) for turn in turns):
+        if not all(runs_on_device(turn.sequence.request) for turn in turns):
             return False
         width = width_of(turns, [turn.decision.depth for turn in turns])
         return width <= widest and self.counts.keep_bits(lanes_for(len(turns)) * width)
@@ -192,6 +191,7 @@ class DeviceRounds:
     def leave(self) -> None:
         """The general way goes on from here: hand the head's caches back."""
         assert self.flight is None
+        self._aside = max(0, self._aside - 1)
         for seat in self._seats:
             sequence = seat.sequence
             if seat.head_pages is not None and self.drafter is not None and "mtp" in sequence.told:
@@ -246,7 +246,7 @@ class DeviceRounds:
         """What a graph holds. Returns [lanes, width + 2]."""
         from forerun.kernels.gpu.committing import accept
 
-        count, width, headed, filtered, drafting = shape
+        count, width = shape.lanes, shape.width
         lanes, device = self.lanes, self.pool.device
         pending, position = lanes.pending[:count], lanes.position[:count]
         tokens = torch.cat([pending[None], lanes.drafts[: width - 1, :count]]).T.contiguous()  # [lanes, width]
@@ -254,24 +254,24 @@ class DeviceRounds:
         states = self.pool.states
         grid = Grid(width, before, lanes.table[:count], lanes.slot[:count], () if states is None else states.layers)
         rows = tokens.flatten()
-        output = self.decoder.forward(Pass(rows, rows, grid, self.pool.layers, None, False, features=headed))
-        chosen, bad = self._choose(output.logits, count, width, before, filtered)
+        output = self.decoder.forward(Pass(rows, rows, grid, self.pool.layers, None, False, features=shape.headed))
+        chosen, bad = self._choose(output.logits, shape, before)
         accepted = torch.empty(count, dtype=torch.int32, device=device)
         result = torch.empty(count, width + 2, dtype=torch.int64, device=device)
         state = (None, None, None) if states is None else (lanes.slot[:count], states.kept, states.parity)  # type: ignore[union-attr]
         live, drafted = lanes.live[:count], lanes.drafted[:count]
         accept(tokens, chosen, bad, drafted, live, position, accepted, pending, result, *state)
-        if headed:
+        if shape.headed:
             assert output.features is not None
-            self._draft(count, width, output.features, chosen, before, accepted, width - 1 if drafting else 0)
+            self._draft(output.features, shape, chosen, before, accepted)
         return result
 
-    def _choose(self, logits: Tensor, count: int, width: int, before: Tensor, filtered: bool) -> tuple[Tensor, Tensor]:
+    def _choose(self, logits: Tensor, shape: Shape, before: Tensor) -> tuple[Tensor, Tensor]:
         """What plain decoding would emit after each row, and rows that have nothing; both [lanes, width]."""
         from forerun.kernels.gpu.choosing import choose_tokens
         from forerun.kernels.gpu.filtering import find_limits
 
-        lanes, device = self.lanes, self.pool.device
+        lanes, device, count, width = self.lanes, self.pool.device, shape.lanes, shape.width
 
         def of_rows(values: Tensor) -> Tensor:
             return values[:count].repeat_interleave(width, dim=0)
@@ -279,7 +279,7 @@ class DeviceRounds:
         chosen = torch.empty(count, width, dtype=torch.int64, device=device)
         bad = torch.empty(count, width, dtype=torch.int32, device=device)
         temperature, limits = of_rows(lanes.temperature), None
-        if filtered:
+        if shape.filtered:
             rest = of_rows(lanes.top_k), of_rows(lanes.top_p), of_rows(lanes.min_p_offset)
             limits = find_limits(logits, self.vocab, temperature, *rest)
         places = (before[:, None] + torch.arange(1, width + 1, device=device)).flatten()
@@ -287,19 +287,12 @@ class DeviceRounds:
         choose_tokens(logits, self.vocab, temperature, seed, places, chosen.view(-1), bad.view(-1), limits=limits)
         return chosen, bad
 
-    def _draft(
-        self,
-        count: int,
-        width: int,
-        features: Tensor,
-        chosen: Tensor,
-        before: Tensor,
-        accepted: Tensor,
-        depth: int,
-    ) -> None:
-        """The head reads all rows of the round (rejected ones are overwritten later) and drafts for the next one."""
+    def _draft(self, features: Tensor, shape: Shape, chosen: Tensor, before: Tensor, accepted: Tensor) -> None:
+        """The head reads all rows of the round (rejected ones are overwritten later) and may draft for the next one."""
         from forerun.kernels.gpu.choosing import choose_tokens
 
+        count, width = shape.lanes, shape.width
+        depth = width - 1 if shape.drafting else 0
         head, lanes, drafter = self.head, self.lanes, self.drafter
         assert head is not None and drafter is not None
         pages, table, slot = drafter.pool.layers, lanes.head_table[:count], lanes.slot[:count]
@@ -420,7 +413,7 @@ def learn_costs(costs: CostTable, flight: Flight, took: float) -> None:
         costs.learn(None, 0, count * width, 0.0, took - drafting, sequences=count)
 
 
-def simple(request: Request) -> bool:
+def runs_on_device(request: Request) -> bool:
     """The device changes no logits, and accepts by comparing."""
     params = request.sampling
     plain = not params.penalised and not len(params.bias_ids) and (params.greedy or params.top_k <= LARGEST_TOP_K)

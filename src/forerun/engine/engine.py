@@ -12,7 +12,7 @@ from forerun.engine.acceptance import Priors
 from forerun.engine.budget import cut_drafts
 from forerun.engine.controller import LONG_LOOKUP, PLAIN, Controller, lookup_arm
 from forerun.engine.costs import CostTable, Proportions
-from forerun.engine.device_round import DeviceRounds, simple
+from forerun.engine.device_round import DeviceRounds, runs_on_device, uploads
 from forerun.engine.following import feed, switch_off, tell, wants_features
 from forerun.engine.policy import DepthPolicy, Policy
 from forerun.engine.request import MAX_DEPTH, Request
@@ -128,7 +128,7 @@ class Engine:
 
     def costs_of(self, requests: list[Request]) -> CostTable:
         """What rounds of such requests cost: a device may not take them as a whole."""
-        return self.costs if self.device is None or all(map(simple, requests)) else self._general_costs
+        return self.costs if self.device is None or all(map(runs_on_device, requests)) else self._general_costs
 
     def step(self) -> None:
         """Admit, prefill one chunk, run one round."""
@@ -150,8 +150,7 @@ class Engine:
         shadows = foresee(turns, self.drafters)
         if turns and self.device is not None and self.device.takes(turns, self.max_width):
             drafting = time.perf_counter()
-            others = {name: drafter for name, drafter in self.drafters.items() if name != "mtp"}
-            propose(turns, others, self.vocab)
+            propose([turn for turn in turns if uploads(turn)], self.drafters, self.vocab)
             self.device.launch(turns, began, time.perf_counter() - drafting)
             self.land(go_on=True)
         elif turns:

@@ -18,9 +18,9 @@ from forerun.kernels.interface import Decay, DeltaLayout, Grid
 from forerun.kernels.reference_recurrent import L2_EPS
 
 WARPS = 16  # of a program that prepares rows: four entries for each thread
-LANES = 8  # of a warp that share a column of such a part
-AHEAD = 4  # rows that are on their way while one is worked on
 TILE = 2048  # entries of a program's part of a state matrix: 64 registers of each thread of one warp
+LANES = 8  # of a warp that share a column of such a part
+STAGES = 4  # of the loop over rows: three are on their way while one is worked on
 
 
 def recurrence(
@@ -88,7 +88,7 @@ def recurrence(
         KEYS=keys,
         COLUMNS=columns,
         RUN=max(1, keys // LANES),
-        AHEAD=AHEAD,
+        STAGES=STAGES,
         num_warps=1,  # sums over the keys then stay in one warp, which waits for nobody
         launch_pdl=early,
     )
@@ -287,7 +287,7 @@ def _delta_rule(
     KEYS: tl.constexpr,
     COLUMNS: tl.constexpr,
     RUN: tl.constexpr,
-    AHEAD: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     """A block of columns of one head's state, through the rows to replay and then the rows of the pass."""
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -315,7 +315,7 @@ def _delta_rule(
     value_at = keys_end + head * VALUE_SIZE + column
     number_at = keys_end + VALUE_HEADS * VALUE_SIZE + head
     product_at = keys_end + key_head
-    for step in tl.range(0, keep + width, num_stages=AHEAD):
+    for step in tl.range(0, keep + width, num_stages=STAGES):
         row = tl.where(step < keep, replayed, written) + step * RECORD
         asked = source + tl.maximum(step, keep) * (keys_end + KEY_HEADS)
         keys = tl.load(row + key_at, mask=is_key, other=0.0)
