@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forerun.engine.cost_file import CostFile, machine_facts
+from forerun.engine.cost_file import SELDOM, CostFile, machine_facts
 from forerun.engine.costs import CostTable, Proportions
 
 
@@ -93,14 +93,20 @@ def test_the_file_brings_it_back(tmp_path: Path) -> None:
     assert [file.suffix for file in (tmp_path / "costs").iterdir()] == [".json"]  # nothing half-written stays
 
 
-def test_it_is_written_only_when_something_changed(tmp_path: Path) -> None:
+def test_it_is_written_only_when_something_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     file = CostFile(tmp_path, FACTS)
     file.write(Proportions({(1, 1): 1.0}, {}))
     file.path.unlink()
+    clock[0] += SELDOM
     file.write(Proportions({(1, 1): 1.05}, {}))
     assert not file.path.exists()
     file.write(Proportions({(1, 1): 1.0, (1, 2): 1.2}, {}))
     assert file.path.exists()
+    file.path.unlink()
+    file.write(Proportions({(1, 1): 1.0, (1, 2): 1.9}, {}))
+    assert not file.path.exists()  # too soon
 
 
 GOOD = {"facts": FACTS, "passes": [[1, 1, 1.0]], "drafts": {}}

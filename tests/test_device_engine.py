@@ -12,13 +12,13 @@ from heads import HeadShape, random_head, write_head
 from tiny import tiny_model
 from tiny_qwen import tiny_qwen
 
-from forerun.cache.pages import PagePool
+from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
-from forerun.engine import device_round, scheduler
-from forerun.engine.controller import Controller
+from forerun.engine import device_round, scheduler, unread
+from forerun.engine.controller import PLAIN, Controller, Decision
 from forerun.engine.engine import Engine
 from forerun.engine.graphs import GraphedTarget
 from forerun.engine.on_device import device_rounds, graphed_target
@@ -28,6 +28,7 @@ from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu import attention, filtering
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.rows import make_pass
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.heads import read_head
@@ -148,7 +149,7 @@ def test_drafts_of_the_host_are_run_on_the_device(folder: Path, head: Path, monk
     (alone,) = run(engine, request(PROMPTS[1], draft="lookup", draft_tokens=5, **options))
     assert alone.answer == plain[1] and alone.counters.rounds < TOKENS // 2
     device = engine.device
-    assert device is not None and any(shape.width == 8 and not shape.drafting for shape in device.rounds)
+    assert device is not None and any(shape.width == 8 and not shape.drafts for shape in device.rounds)
     arms = [("off", None), ("lookup", 3), ("mtp", 2)]
     wishes = [
         request(prompt, draft=arm, draft_tokens=depth, **options)
@@ -190,9 +191,10 @@ def test_what_auto_may_want_is_captured_before(folder: Path, head: Path, monkeyp
     monkeypatch.setattr(device.counts, "keep_bits", lambda rows: rows != 2)
     monkeypatch.setattr(device.graphs, "capture", lambda launch: lambda: torch.zeros(1, 3))
     timed = device.prepare(3, 8, False, NullProgress())
-    assert [(shape.width, shape.drafting) for shape, _ in timed] == [
-        *((1, False), (4, False), (8, False)),
-        *((3, True), (4, True)),
+    assert [(shape.width, shape.drafts) for shape, _ in timed] == [
+        *((1, 0), (4, 0), (8, 0)),
+        *((3, 2), (4, 3)),
+        *((1, 3), (8, 3)),
     ]
     assert all(seconds > 0 and shape in device.rounds for shape, seconds in timed)
     assert device.prepare(3, 8, False, NullProgress()) == []
@@ -226,8 +228,8 @@ def test_tokens_the_host_dropped_are_not_gone_on_from(folder: Path, head: Path) 
     while device.flight is None:
         engine.step()
     engine.land(go_on=False)
-    turn = engine._turn(sequence, 0)
-    assert turn is not None and turn.decision.depth == 2
+    (turn,) = engine._decide([sequence])
+    assert turn.decision.depth == 2
     device.lanes.give([whole[len(sequence.answer) :][:2]])
     device._depth = 2
     device.launch([turn], 0.0, 0.0)
@@ -300,14 +302,24 @@ def test_a_stop_token_ends_the_answer_there(folder: Path, head: Path) -> None:
 
 
 def test_a_controller_is_asked_again(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds that start ahead repeat the last decision, but not for long."""
-    monkeypatch.setattr(device_round, "REPEATS", 1)
+    """In every round, but the last before the end: what it wants then is done in the round after the next."""
     engine, asked = device_engine(folder, head), []
-    decide = Controller.decide
-    monkeypatch.setattr(Controller, "decide", lambda *args: asked.append(1) or decide(*args))
-    (sequence,) = run(engine, request(PROMPTS[0], max_tokens=TOKENS, draft="auto"))
-    assert len(asked) >= sequence.counters.rounds // 2
-    assert sequence.answer == answers(engine, request(PROMPTS[0], max_tokens=TOKENS))[0]
+    plain = answers(engine, request(PROMPTS[0], max_tokens=10))[0]
+    wishes = [PLAIN, Decision("mtp", 1), Decision("mtp", 1), Decision("mtp", 2), PLAIN, PLAIN, PLAIN]
+
+    def decide(controller: Controller, limit: int, available: dict[str, bool], others: int) -> Decision:
+        assert limit and available["mtp"] and not others
+        asked.append(engine.device is not None and engine.device.flight is not None)
+        return wishes[len(asked) - 1]
+
+    monkeypatch.setattr(Controller, "decide", decide)
+    assert engine.device is not None
+    widths, start = [], engine.device._start
+    monkeypatch.setattr(engine.device, "_start", lambda *args: widths.append(args[1]) or start(*args))
+    (sequence,) = run(engine, request(PROMPTS[0], max_tokens=10, draft="auto"))
+    assert sequence.answer == plain
+    assert asked[:4] == [False, True, True, True]
+    assert widths[:4] == [1, 1, 2, 2]
 
 
 @SLOW
@@ -335,3 +347,73 @@ def test_the_probe_runs_through_the_graphs(folder: Path, tmp_path: Path, kind: s
     assert probe(decoder, pool, [2, 3], target, target.counts).guaranteed
     pool.check([])
     assert target.counts.keep_bits(2)
+
+
+@torch.inference_mode()
+def test_the_head_reads_plain_rounds_later(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plain stretch put by is what it would have read at once: its keys and values are the general way's."""
+    monkeypatch.setattr(unread, "RING", 8)
+    monkeypatch.setattr(device_round, "RING", 8)
+    wish = request(PROMPTS[0], max_tokens=12, draft="auto", temperature=0.8, seed=3)
+    monkeypatch.setattr(Controller, "decide", lambda *_: PLAIN)
+    found, reads = [], []
+    for rounds in (True, False):
+        engine = device_engine(folder, head, rounds=rounds)
+        drafter = engine.drafters["mtp"]
+        assert isinstance(drafter, MtpDrafter)
+        if engine.device is not None:
+            assert engine.device.unread is not None
+            reading = engine.device.unread.reading
+            monkeypatch.setattr(engine.device.unread, "reading", lambda *key: reads.append(key[1]) or reading(*key))  # noqa: B023
+        sequence = engine.submit(wish, NoText())
+        while len(sequence.answer) < 9:
+            engine.step()
+        engine.land(go_on=False)
+        if engine.device is not None:
+            assert engine.device.unread is not None and engine.device.unread.rounds
+            engine.device.leave()
+            assert not engine.device.unread.rounds and not engine.device.unread.behind.any()
+        state = drafter._serve(sequence.id)
+        assert drafter._make_room(state, 40, [state])
+        drafter._catch_up([state])
+        pages = state.cache.pages
+        layer = drafter.pool.layers[0]
+        keys, values = torch.cat(list(layer.keys[pages]), dim=-1), torch.cat(list(layer.values[pages]), dim=-2)
+        found.append((keys[..., :13].cpu(), values[..., :13, :].cpu()))
+        engine.release(sequence)
+    assert reads == [4, 1, 8, 1]  # what it came with, a full ring, what was left
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@torch.inference_mode()
+def test_a_padded_prompt_gives_what_it_gives_alone(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = device_engine(folder, head)
+    assert isinstance(engine.target, GraphedTarget)
+    capture = engine.target.graphs.capture
+
+    def run_once(launch: Any) -> Any:
+        launch()  # as a real capture does, with whatever the buffers hold
+        return capture(launch)
+
+    monkeypatch.setattr(engine.target.graphs, "capture", run_once)
+    for length in (20, 5, 20):
+        found = []
+        for target in (engine.target, engine.model):
+            cache = SequenceCache(engine.pool)
+            cache.grow(length)
+            prompt = [9 + n for n in range(length)]
+            output = target.forward(make_pass([(cache, prompt)], last_only=True, prefill=True, features=True))
+            keys, values = (torch.cat(list(part[cache.pages]), dim=dim) for part, dim in pages_of(engine))
+            assert output.features is not None
+            parts = output.logits, output.hidden, output.features, keys[..., :length], values[..., :length, :]
+            found.append([part.clone() for part in parts])
+            cache.release()
+        for padded, alone in zip(*found, strict=True):
+            torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-5)
+    assert [count for count, _ in engine.target.prompts.passes] == [32, 16]
+
+
+def pages_of(engine: Engine) -> list[tuple[torch.Tensor, int]]:
+    """Keys and values of the first layer, and which dimension is the page's."""
+    return [(engine.pool.layers[0].keys, -1), (engine.pool.layers[0].values, -2)]

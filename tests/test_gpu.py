@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from tiny import tiny_model
 
 import forerun
+from forerun.engine.graphs import Graphs
 from forerun.language_model import LanguageModel
+from forerun.weights.convert import convert
 
 pytestmark = pytest.mark.gpu
 
@@ -59,3 +62,31 @@ def test_logits_agree_with_transformers(tmp_path: Path) -> None:
 def test_int8_is_refused_with_a_clear_line(tmp_path: Path) -> None:
     with pytest.raises(forerun.ForerunError, match="--quantize none"):
         forerun.load(str(tiny_model(tmp_path, "llama")), device="cuda", quantize="int8")
+
+
+def test_a_folder_in_int8_is_read_as_the_numbers_it_holds(tmp_path: Path) -> None:
+    convert(str(tiny_model(tmp_path / "m", "llama")), tmp_path / "small", quantize="int8")
+    model = forerun.load(str(tmp_path / "small"), device="cuda")
+    options = {"max_tokens": 16, "temperature": 0.8, "seed": 2}
+    plain = forerun.generate(model, "hello there, hello", draft="off", **options)
+    assert len(plain.tokens) == 16
+    assert forerun.generate(model, "hello there, hello", draft="lookup", **options).tokens == plain.tokens
+
+
+def test_graphs_that_became_garbage_do_not_disturb_a_capture() -> None:
+    graphs, numbers = Graphs(torch.device("cuda")), torch.zeros(4, device="cuda")
+
+    def launch() -> torch.Tensor:
+        [[] for _ in range(5000)]  # enough new objects for a collection, were there any
+        return numbers + 1
+
+    ring: list[object] = [graphs.capture(launch)]
+    ring.append(ring)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(10, 1, 1)
+    try:
+        del ring
+        replay = graphs.capture(launch)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert replay().tolist() == [1.0] * 4 and gc.isenabled()

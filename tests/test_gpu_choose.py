@@ -11,6 +11,7 @@ import triton.language as tl
 from forerun.kernels.gpu import choosing
 from forerun.kernels.gpu.choosing import UNDECIDED, _gumbel, _gumbel_bound, choose_tokens, scratch_for
 from forerun.kernels.gpu.committing import accept
+from forerun.kernels.gpu.keeping import keep
 from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, portable, reference
 from forerun.sample.acceptance import accept_coupled
 
@@ -359,3 +360,23 @@ def test_a_captured_graph_follows_its_inputs():
         graph.replay()
         rows = [row(temperature=1.0, seed=step, position=step + 1)] * 2
         assert out.tolist() == reference.choose(logits, rows, 5000)
+
+
+def test_features_put_by() -> None:
+    """Where they belong in the ring; a lane that could not decide is no further behind."""
+
+    def integers(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    size, ring, before, accepted = 2500, 4, [3, 5, 9], [0, -1, 0]
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(3, size, generator=generator).to(DEVICE)
+    token = torch.tensor([7, 8, 9], device=DEVICE)
+    kept, tokens = torch.zeros(5, ring, size, device=DEVICE), torch.zeros(5, ring, dtype=torch.int64, device=DEVICE)
+    behind, drafted = integers([2, 2, 2, 2, 2]), integers([3, 3, 3, 3, 3])
+    keep(features, token, integers(before), integers(accepted), kept, tokens, behind, drafted)
+    expected, written = torch.zeros_like(kept), torch.zeros_like(tokens)
+    for lane, position in enumerate(before):
+        expected[lane, position % ring], written[lane, position % ring] = features[lane], token[lane]
+    assert torch.equal(kept, expected) and torch.equal(tokens, written)
+    assert behind.tolist() == [3, 2, 3, 2, 2] and drafted.tolist() == [0, 0, 0, 3, 3]

@@ -22,7 +22,7 @@ from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
 from forerun.engine.cost_file import CostFile, machine_facts
 from forerun.engine.device_round import DeviceRounds
-from forerun.engine.engine import CHUNK, HINTS, Engine
+from forerun.engine.engine import CHUNK, DEVICE_CHUNK, HINTS, Engine
 from forerun.engine.graphs import GraphedTarget
 from forerun.engine.probe import ProbeResult, probe
 from forerun.engine.request import MAX_DEPTH
@@ -87,6 +87,7 @@ def load_model(
         vocab=vocab,
         context=context,
         max_width=result.widest,
+        chunk=CHUNK if target is None else DEVICE_CHUNK,
         unavailable={} if heads.missing is None else {"mtp": heads.missing},
         proportions=cost_file.read(),
         target=target,

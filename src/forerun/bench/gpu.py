@@ -23,8 +23,8 @@ from forerun.bench.random_model import SHAPES, RandomCheckpoint
 from forerun.cache.pages import PagePool
 from forerun.device import plan_machine
 from forerun.draft.protocol import Drafter
-from forerun.engine.device_round import Shape
 from forerun.engine.engine import Engine, Silence
+from forerun.engine.flight import Shape
 from forerun.engine.on_device import device_rounds, graphed_target
 from forerun.engine.request import Request
 from forerun.kernels.gpu.choosing import choose_tokens
@@ -139,8 +139,8 @@ def rounds_of(
     device = engine.device
     assert device is not None
     engine.land(go_on=False)
-    drafting = draft == "mtp"
-    graph_seconds = replay_seconds(device.rounds[Shape(1, 1 + (depth or 0), drafting, sampling.filtered, drafting)])
+    drafts = depth or 0
+    graph_seconds = replay_seconds(device.rounds[Shape(1, 1 + drafts, draft == "mtp", sampling.filtered, drafts)])
     stop(engine)
     return statistics.median(walls), graph_seconds
 

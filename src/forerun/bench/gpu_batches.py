@@ -21,7 +21,7 @@ from forerun.loading import load_model
 from forerun.sample.parameters import SamplingParams
 from forerun.text.chat import encode_prompt
 
-BATCHES = {1: 16, 2: 8, 4: 5, 8: 4, 16: 3, 32: 3, 64: 1}  # sets of prompts for each
+BATCHES = {1: 16, 2: 8, 4: 5, 8: 4, 16: 3, 32: 3, 64: 2}  # sets of prompts for each
 DEPTHS = (1, 2, 3, 4, 5, 6)
 TOKENS = 128
 
@@ -33,8 +33,12 @@ def run(engine: Engine, prompts: list[tuple[int, ...]], depth: int) -> tuple[flo
         engine.submit(Request(prompt, SamplingParams(), TOKENS, draft=draft, draft_tokens=depth or None), Silence())  # type: ignore[arg-type]
         for prompt in prompts
     ]
-    while any(sequence.status is not Status.RUNNING for sequence in sequences):
+    while any(sequence.status is not Status.PAUSED for sequence in sequences):
         engine.step()
+        for sequence in sequences:
+            engine.pause(sequence)  # whoever has read its prompt: the first would be done before the last begins
+    for sequence in sequences:
+        engine.unpause(sequence)
     engine.step()
     torch.cuda.synchronize()
     before, began = emitted(sequences), time.perf_counter()

@@ -22,6 +22,15 @@ FEW = 16  # slots that are caught up in a pass together with other sequences
 MOST_QUEUED = 32  # slots that may wait for the next draft; a prompt is worked off while it is read
 
 
+@dataclass(slots=True)
+class Waiting:
+    """A few slots from `start` on that are not filled in yet."""
+
+    start: int
+    features: Tensor | None  # [slots, features]
+    tokens: list[int]  # after each
+
+
 @dataclass(slots=True, eq=False)
 class State:
     """One sequence as the head sees it. The queue holds the features of the slots after those in the cache."""
@@ -88,15 +97,19 @@ class MtpDrafter:
                 raise MemoryError("the head's cache is full")
             self._prefill(state)
 
-    def join(self, sequence_id: int, slots: int) -> list[int] | None:
-        """A device takes over: pages for `slots` slots, all committed ones filled in; None when there is no room."""
+    def join(self, sequence_id: int, slots: int) -> tuple[list[int], Waiting] | None:
+        """A device takes over: pages for `slots` slots and what it must fill in there; None when there is no room."""
         state = self._serve(sequence_id)
         if not self._make_room(state, slots, [state]):
             return None
-        self._catch_up([state])
-        if state.cache.length != len(state.tokens) - 1:
+        self._prefill(state)
+        count, start = state.ready, state.cache.length
+        if start + count != len(state.tokens) - 1:
             raise RuntimeError(f"{len(state.tokens)} tokens came with features of {state.fed} positions")
-        return state.cache.pages
+        features = state.waiting()[:count] if count else None
+        waiting = Waiting(start, features, state.next_tokens(count))
+        state.keep(count, None)
+        return state.cache.pages, waiting
 
     def grow(self, sequence_id: int, slots: int, beside: list[int]) -> list[int] | None:
         """Pages for `slots` slots of a sequence that a device holds beside others; None when there is no room."""

@@ -20,6 +20,7 @@ HOPES = 3  # trials that went well and are soon followed by another
 CLEAR, LAST_PLAIN_GAP = 1.3, 64  # plain decoding is measured again while an arm promises less than this, so often
 NEAR = 0.9  # of the rate of the arm in use: worth another look soon
 ALLOWANCE, SHARE = 0.8, 0.013  # what may be lost to plain decoding: so many rounds and this share of the time
+STEADY_ALLOWANCE = 1.2  # such rounds, where the first one of an arm has no drafts yet
 STAKE = 0.6  # rounds that one unlucky round may lose beyond that
 
 LONG_LOOKUP = "long lookup"
@@ -58,9 +59,16 @@ class Controller:
     """Decides for one sequence; costs and priors are shared by all sequences of an engine."""
 
     def __init__(
-        self, arms: dict[str, int], costs: CostTable, priors: Priors | None = None, kind: str = "", plain_first: int = 1
+        self,
+        arms: dict[str, int],
+        costs: CostTable,
+        priors: Priors | None = None,
+        kind: str = "",
+        plain_first: int = 1,
+        steady: bool = False,
     ) -> None:
-        self.arms = arms  # name → greatest depth
+        """`arms`: name → greatest depth. `steady`: to change arm or depth takes time of its own."""
+        self.arms, self.steady = arms, steady
         self.costs, self.priors, self.kind = costs, priors or Priors(), kind
         self.seen = {arm: self.priors.acceptance(arm, kind) for arm in arms}
         self.current = PLAIN
@@ -70,8 +78,8 @@ class Controller:
         self.hopes = dict.fromkeys(arms, HOPES)
         self.trial: str | None = None
         self.limit, self.others = 1, 0
-        self.plain_gap, self.plain_waited = 2 * SHORT_GAP, 0
-        self.allowance = ALLOWANCE + self.priors.credit(kind)  # rounds that may be lost
+        self.plain_gap, self.plain_waited = LAST_PLAIN_GAP if steady else 2 * SHORT_GAP, 0
+        self.allowance = (STEADY_ALLOWANCE if steady else ALLOWANCE) + self.priors.credit(kind)
         self.saved = 0.0  # seconds gained on plain decoding so far, by its measured cost; negative: lost
         self.spent = 0.0  # seconds in all
 
@@ -86,9 +94,12 @@ class Controller:
         `available`: arms that have something to draft now.
         """
         self.limit, self.others = limit, others
-        if limit <= 0 or not self.costs.known or self.plain_left > 0 or self._in_debt():
+        if limit <= 0 or not self.costs.known or self.plain_left > 0:
             self.plain_left -= 1
             self.trial = None
+            return PLAIN
+        if self._in_debt():
+            self.current, self.trial = PLAIN, None
             return PLAIN
         usable = [arm for arm in self.arms if available is None or available.get(arm, True)]
         choices = {None: (self.plain_rate(), PLAIN)} | {arm: self._best(arm) for arm in usable}
@@ -112,6 +123,8 @@ class Controller:
         """The depth that gives this arm most tokens per second of the whole batch, of those we can afford to lose."""
         drafter, sequences = drafter_of(arm), 1 + self.others
         best, tokens = (0.0, PLAIN), float(sequences)
+        kept = self.current if self.steady and arm == self.current.arm else PLAIN
+        kept_rate = 0.0
         most = self._reserve() + (1 + STAKE) * self.costs.pass_seconds(sequences, sequences)
         for index, chance in enumerate(self.seen[arm].survival(min(self.limit, self.arms[arm]))):
             depth = index + 1
@@ -120,9 +133,11 @@ class Controller:
             seconds = self.costs.pass_seconds(sequences + depth, sequences) + drafting
             if seconds > most:
                 break
+            if depth == kept.depth:
+                kept_rate = tokens / seconds
             if tokens > best[0] * seconds:
                 best = (tokens / seconds, Decision(arm, depth))
-        return best
+        return (kept_rate, kept) if LEAD * kept_rate > best[0] else best
 
     def _in_debt(self) -> bool:
         return self._reserve() < 0

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import platform
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -20,6 +21,7 @@ from forerun.engine.costs import Proportions
 
 log = logging.getLogger("forerun")
 
+SELDOM = 10.0  # seconds between two writes, at least: an answer may take less time than writing
 CHANGED = 0.1  # a figure that moved by this share is worth writing
 LARGEST = 1 << 20  # bytes; a cost file has a few thousand
 
@@ -54,6 +56,7 @@ class CostFile:
         name = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:24]
         self.path = folder / f"{name}.json"
         self._written = Proportions()
+        self._next = 0.0  # when it may be written again
 
     def read(self) -> Proportions | None:
         """What an earlier run left, if it can be used."""
@@ -74,8 +77,9 @@ class CostFile:
 
     def write(self, proportions: Proportions) -> None:
         """Replace the file as a whole, so that no reader ever sees half of one."""
-        if not differs(proportions, self._written):
+        if time.monotonic() < self._next or not differs(proportions, self._written):
             return
+        self._next = time.monotonic() + SELDOM
         text = json.dumps({"facts": self.facts, **to_data(proportions)})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,8 @@ STEADY = 1.3  # up to this factor it does not: multiples are learned then, and e
 CLIP = 2.0  # a measurement counts for at most this many times the expected one: the machine was busy, not slow
 FEW = 3  # measurements after which a multiple tells how fast the machine is
 FIRST_SLOPE = 0.08  # of a plain pass per further row, until wider passes were measured
-FIRST_DRAFT = {"lookup": 0.005, "mtp": 0.1, "model": 0.3}  # of a plain pass per step, until measured
+FIRST_DRAFT = {"lookup": 0.02, "mtp": 0.1, "model": 0.3}  # of a plain pass per step, until measured
+AT_ONCE = {"lookup"}  # drafts of any depth are one step
 OTHER_DRAFT = 0.2
 LEAST_DRAFT = 1e-4  # a step that looks cheaper than this was not measured, but hidden by noise
 REMEMBERED = 4  # measurements that a figure from an earlier run counts for
@@ -56,6 +57,11 @@ def batch_class(sequences: int) -> int:
     return 1 << (sequences - 1).bit_length()
 
 
+def steps(drafter: str, depth: int) -> int:
+    """Of drafting so many tokens: one to catch up, one per token."""
+    return 1 if drafter in AT_ONCE else 1 + depth
+
+
 class CostTable:
     """Seconds of a target pass by its rows, and of drafting by drafter and depth. Gaps are filled by straight lines."""
 
@@ -66,7 +72,6 @@ class CostTable:
         self._drift = 1.0  # how many times as long everything takes since
         self._passes = {key: Average(times, REMEMBERED) for key, times in earlier.passes.items()}
         self._passes[PLAIN] = Average(1.0, REMEMBERED)
-        # Per step: one to catch up, one per token.
         self._drafts = {name: Average(times, REMEMBERED) for name, times in earlier.drafts.items()}
         # Since the last measurement: multiples that were asked for, and the points they were read from.
         self._known: dict[tuple[int, int], float] = {}
@@ -88,7 +93,7 @@ class CostTable:
 
     def learn_draft(self, drafter: str, depth: int, seconds: float) -> None:
         """`depth` tokens took so long to draft."""
-        step = max(LEAST_DRAFT, seconds / (1 + depth) / self._now())
+        step = max(LEAST_DRAFT, seconds / steps(drafter, depth) / self._now())
         # The first draft often has much to catch up with: it starts from the guess and is clipped.
         self._drafts.setdefault(drafter, Average(self._draft_times(drafter), 1)).add(step)
 
@@ -164,7 +169,7 @@ class CostTable:
 
     def draft_seconds(self, drafter: str, depth: int) -> float:
         """Expected seconds of drafting `depth` tokens."""
-        return self._now() * self._draft_times(drafter) * (1 + depth) if depth else 0.0
+        return self._now() * self._draft_times(drafter) * steps(drafter, depth) if depth else 0.0
 
     def _draft_times(self, drafter: str) -> float:
         measured = self._drafts.get(drafter)

@@ -1,16 +1,14 @@
 """A whole round on a device: pass, choose, accept, commit and the next drafts in one graph, one host synchronisation.
 
-The host reads what a round gave, starts the next one with the same sequences, and only then turns tokens into text:
-that work is hidden behind the device. Drafts of the head never leave the device; those of other drafters are uploaded.
-Rounds whose sequences need more than the device does (processors, rejection) go the general way, `engine/round.py`. So
-do a few after one in which the device could not decide what a filter keeps.
+The host reads what a round gave, starts the next one with the same sequences, and only then turns tokens into text and
+thinks about what to do after it: that work is hidden behind the device. Drafts of the head never leave the device,
+those of other drafters are uploaded. Rounds whose sequences need more than the device does (processors, rejection) go
+the general way, `engine/round.py`. So do a few after one in which the device could not decide what a filter keeps.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,53 +18,22 @@ from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
 from forerun.engine.controller import Controller
 from forerun.engine.costs import CostTable
+from forerun.engine.flight import UPLOADED, Flight, Shape, bad_row, learn_costs, runs_on_device, uploads, width_of
 from forerun.engine.following import switch_off, tell
 from forerun.engine.graphs import LANES, Graphs, Replay, lanes_for
 from forerun.engine.lanes import Lanes, Seat
 from forerun.engine.probe import RowCounts
-from forerun.engine.request import Request
 from forerun.engine.round import Turn
 from forerun.engine.sequence import Sequence, Status
-from forerun.errors import ForerunError
-from forerun.kernels.interface import LARGEST_TOP_K, WIDEST, Grid
+from forerun.engine.unread import RING, Unread
+from forerun.kernels.interface import WIDEST, Grid
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import Pass
 from forerun.progress import Progress
-from forerun.sample.row import check_best
 
-UPLOADED = (2, 4, 8, 16)  # widths of rounds whose drafts the host makes; fewer drafts leave rows that nobody looks at
+RETURN = 3  # drafts that the head makes in a round of another arm, when it is to go on afterwards
 ASIDE = 4  # rounds that go the general way after one that could not decide: text like that comes in stretches
-REPEATS = 7  # rounds that start before anybody has thought about the last one, when a controller decides
-
-
-class Shape(NamedTuple):
-    """What a round is captured for."""
-
-    lanes: int
-    width: int
-    headed: bool  # does the head read along?
-    filtered: bool
-    drafting: bool  # does it draft for the next round?
-
-    @property
-    def rows(self) -> int:
-        return self.lanes * self.width
-
-
-@dataclass(slots=True)
-class Flight:
-    """A round under way."""
-
-    turns: list[Turn]
-    shape: Shape
-    drafts: list[int]  # real drafts in each lane
-    began: float
-    drafting: float  # seconds the host spent on drafts
-    result: Tensor  # [lanes, width + 2] in host memory: chosen tokens, accepted drafts, whether a row was bad
-    landed: torch.cuda.Event | None
-    repeats: int  # rounds since somebody decided how to run them
-    typical: bool  # its time tells what such rounds cost: nothing was compiled or captured for it
 
 
 class DeviceRounds:
@@ -88,12 +55,17 @@ class DeviceRounds:
         self.head: MtpHead | None = None if self.drafter is None else self.drafter.head
         self.decoder, self.pool, self.graphs, self.counts, self.vocab = decoder, pool, graphs, counts, vocab
         self.lanes = Lanes(LANES[-1], pages, pool, None if self.drafter is None else self.drafter.pool)
+        self.unread: Unread | None = None
+        if self.drafter is not None:
+            pages_of_head = self.drafter.pool.layers
+            self.unread = Unread(self.lanes, self.drafter.head, pages_of_head, graphs, decoder.dtype)
         self.flight: Flight | None = None
         self._seats: list[Seat] = []
         self._depth = 0  # drafts the lanes hold
         self.rounds: dict[Shape, Replay[Tensor]] = {}
         self._stale = False  # the host has dropped tokens that the lanes went on from
         self._aside = 0  # rounds that go the general way, because a lane could not decide
+        self._unhidden = 0.0  # seconds of work after the last round, while the device had none
         self._results = [self._host_result() for _ in range(2)]
 
     def _host_result(self) -> Tensor:
@@ -105,9 +77,10 @@ class DeviceRounds:
         assert self.flight is None
         self.leave()
         headed = self.head is not None
-        shapes = [Shape(1, width, headed, filtered, drafting=False) for width in (1, *UPLOADED)]
+        shapes = [Shape(1, width, headed, filtered, drafts=0) for width in (1, *UPLOADED)]
         if headed:
-            shapes += [Shape(1, 1 + depth, headed, filtered, drafting=True) for depth in range(1, deepest + 1)]
+            shapes += [Shape(1, 1 + depth, headed, filtered, drafts=depth) for depth in range(1, deepest + 1)]
+            shapes += [Shape(1, width, headed, filtered, drafts=RETURN) for width in (1, 2, 8, 16)]
         shapes = [shape for shape in shapes if shape.width <= widest and shape not in self.rounds]
         missing = [shape for shape in shapes if self.counts.keep_bits(shape.rows)]
         found = []
@@ -117,6 +90,9 @@ class DeviceRounds:
                     self._capture(shape)
                     found.append((shape, self._seconds(self.rounds[shape])))
                     task.advance()
+            if self.unread is not None:
+                self.unread.clear()
+                self.unread.prepare(1)
         return found
 
     def _seconds(self, replay: Replay[Tensor]) -> float:
@@ -147,10 +123,13 @@ class DeviceRounds:
         same = sequences == [seat.sequence for seat in self._seats] and not self._stale
         if not same or not self._find_pages():
             self.leave()
-            self._seats = [Seat(s, list(s.cache.pages), s.cache.slot, self._join(s)) for s in sequences]
+            self._seats = [self._join(sequence) for sequence in sequences]
             self._sit_down()
             self._stale = False
-        self._start(turns, width, began, drafting)
+            self._start(turns, width, began, drafting, drafting)  # any round would have waited for this
+        else:
+            began -= self._unhidden
+            self._start(turns, width, began, drafting, time.perf_counter() - began)
 
     def _find_pages(self) -> bool:
         """Tell the lanes of pages that their sequences got. False when more has changed, or the head has no room."""
@@ -175,23 +154,34 @@ class DeviceRounds:
 
     def _sit_down(self) -> None:
         self.lanes.seat(self._seats)
+        if self.unread is not None:
+            self.unread.clear()
+            for lane, seat in enumerate(self._seats):
+                if seat.waiting is not None:
+                    self.unread.put(lane, seat.waiting)
+                    seat.waiting = None
         self._depth = 0
 
-    def _join(self, sequence: Sequence) -> list[int] | None:
-        """Let the head read what was committed, and hold as many slots as the target holds tokens."""
-        if self.drafter is None or "mtp" not in sequence.arms:
-            return None
-        try:
-            tell(sequence, self.drafter)
-            return self.drafter.join(sequence.id, len(sequence.cache.pages) * self.pool.page)
-        except Exception as error:  # noqa: BLE001 - a drafter is allowed to fail; it is reported and left out
-            switch_off(sequence, self.drafter, error)
-            return None
+    def _join(self, sequence: Sequence) -> Seat:
+        """A seat; where the head may follow, it holds as many slots as the target holds tokens."""
+        seat = Seat(sequence, list(sequence.cache.pages), sequence.cache.slot, None)
+        if self.drafter is not None and "mtp" in sequence.arms:
+            try:
+                tell(sequence, self.drafter)
+                joined = self.drafter.join(sequence.id, len(seat.pages) * self.pool.page)
+            except Exception as error:  # noqa: BLE001 - a drafter is allowed to fail; it is reported and left out
+                switch_off(sequence, self.drafter, error)
+                joined = None
+            if joined is not None:
+                seat.head_pages, seat.waiting = joined
+        return seat
 
     def leave(self) -> None:
         """The general way goes on from here: hand the head's caches back."""
         assert self.flight is None
+        self._unhidden = 0.0
         self._aside = max(0, self._aside - 1)
+        self._catch_up()
         for seat in self._seats:
             sequence = seat.sequence
             if seat.head_pages is not None and self.drafter is not None and "mtp" in sequence.told:
@@ -199,13 +189,27 @@ class DeviceRounds:
                 self.drafter.leave(sequence.id, sequence.cache.length)
         self._seats = []
 
-    def _start(self, turns: list[Turn], width: int, began: float, drafting: float, repeats: int = 0) -> None:
+    def _catch_up(self) -> None:
+        """Let the head read what was put by."""
+        if self.unread is None or not self.unread.rounds:
+            return
+        for lane, seat in enumerate(self._seats):
+            if "mtp" not in seat.sequence.told:  # it was closed: its pages may be another's
+                assert self.drafter is not None
+                self.lanes.head_table[lane].fill_(self.drafter.pool.spare_page)
+        self.unread.read(lanes_for(len(self._seats)))
+
+    def _start(
+        self, turns: list[Turn], width: int, began: float, drafting: float, waiting: float, repeats: int = 0
+    ) -> None:
         headed = any(seat.head_pages is not None for seat in self._seats)
         filtered = any(seat.sequence.request.sampling.filtered for seat in self._seats)
-        shape = Shape(lanes_for(len(turns)), width, headed, filtered, drafting=headed and width > 1)
-        if not self._drafts_are_wanted(turns, shape):
-            shape = shape._replace(drafting=False)
+        shape = Shape(lanes_for(len(turns)), width, headed, filtered, drafts=0)
+        if headed:
+            shape = shape._replace(drafts=self._wanted(turns, shape))
         typical = shape in self.rounds
+        if self.unread is not None and (not shape.postpones or self.unread.rounds == RING or not typical):
+            self._catch_up()
         if not typical:
             self._capture(shape)
         if any(map(uploads, turns)) or (width > 1 and not headed):
@@ -218,6 +222,7 @@ class DeviceRounds:
         ]
         if self._depth > width - 1:
             self.lanes.drafted.clamp_(max=width - 1)
+        launched = time.perf_counter()
         device_result = self.rounds[shape]()
         self._results.reverse()
         host = self._results[0][: shape.lanes * (width + 2)].view(shape.lanes, width + 2)
@@ -226,14 +231,18 @@ class DeviceRounds:
         if self.pool.device.type == "cuda":
             landed = torch.cuda.Event(blocking=False)
             landed.record()
-        self._depth = width - 1 if shape.drafting else 0
-        self.flight = Flight(turns, shape, drafts, began, drafting, host, landed, repeats, typical)
+        self._depth = shape.drafts
+        if self.unread is not None and shape.postpones:
+            self.unread.rounds += 1
+        self.flight = Flight(turns, shape, drafts, began, launched, waiting, drafting, host, landed, repeats, typical)
 
-    def _drafts_are_wanted(self, turns: list[Turn], shape: Shape) -> bool:
-        """By a turn, or by the next one of a sequence that only tries another arm."""
+    def _wanted(self, turns: list[Turn], shape: Shape) -> int:
+        """Drafts for the next round: for a turn of the head, or for a sequence that only tries another arm."""
+        if any(turn.decision.drafter == "mtp" for turn in turns):
+            return RETURN if any(map(uploads, turns)) else shape.width - 1
         policies = [turn.sequence.policy for turn in turns]
         returns = any(isinstance(policy, Controller) and policy.current.arm == "mtp" for policy in policies)
-        return any(turn.decision.drafter == "mtp" for turn in turns) or (returns and shape in self.rounds)
+        return RETURN if returns and shape._replace(drafts=RETURN) in self.rounds else 0
 
     def _capture(self, shape: Shape) -> None:
         """A capture runs once for nobody: the lanes are cleared for it and seated again."""
@@ -241,6 +250,8 @@ class DeviceRounds:
         self.rounds[shape] = self.graphs.capture(lambda: self._round(shape))
         if self._seats:
             self._sit_down()
+        elif self.unread is not None:
+            self.unread.clear()
 
     def _round(self, shape: Shape) -> Tensor:
         """What a graph holds. Returns [lanes, width + 2]."""
@@ -262,8 +273,11 @@ class DeviceRounds:
         live, drafted = lanes.live[:count], lanes.drafted[:count]
         accept(tokens, chosen, bad, drafted, live, position, accepted, pending, result, *state)
         if shape.headed:
-            assert output.features is not None
-            self._draft(output.features, shape, chosen, before, accepted)
+            assert output.features is not None and self.unread is not None
+            if shape.postpones:
+                self.unread.keep(output.features, chosen, before, accepted)
+            else:
+                self._draft(output.features, shape, chosen, before, accepted)
         return result
 
     def _choose(self, logits: Tensor, shape: Shape, before: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,19 +306,23 @@ class DeviceRounds:
         from forerun.kernels.gpu.choosing import choose_tokens
 
         count, width = shape.lanes, shape.width
-        depth = width - 1 if shape.drafting else 0
         head, lanes, drafter = self.head, self.lanes, self.drafter
         assert head is not None and drafter is not None
         pages, table, slot = drafter.pool.layers, lanes.head_table[:count], lanes.slot[:count]
         rows = chosen.flatten()
         grid = Grid(width, before, table, slot)
-        outputs = head.forward(head.fuse(features, False), Pass(rows, rows, grid, pages, None, False))
+        fused, batch = head.fuse(features, False), Pass(rows, rows, grid, pages, None, False)
+        if not shape.drafts:
+            head.fill(fused, batch)
+            lanes.drafted[:count].zero_()
+            return
+        outputs = head.forward(fused, batch)
         every = torch.arange(count, device=rows.device)
         last = outputs.view(count, width, -1)[every, accepted.long()]  # [lanes, hidden]
         position, bad = lanes.position[:count], torch.empty(count, dtype=torch.int32, device=rows.device)
         places = lanes.position[:count].long()
         vocab = min(self.vocab, head.output.shape[0])
-        for step in range(depth):
+        for step in range(shape.drafts):
             if step:
                 token = lanes.drafts[step - 1, :count]
                 grid = Grid(1, position + (step - 1), table, slot)
@@ -320,7 +338,7 @@ class DeviceRounds:
                 bad,
                 ids=head.vocabulary,
             )
-        torch.mul(lanes.headed[:count], depth, out=lanes.drafted[:count])
+        torch.mul(lanes.headed[:count], shape.drafts, out=lanes.drafted[:count])
 
     def land(self, costs: CostTable, again: list[Sequence] | None) -> None:
         """Take in the round under way. `again`: who runs next; when that is the same, the next round starts first."""
@@ -332,30 +350,37 @@ class DeviceRounds:
         results = flight.result.tolist()
         self.flight = None
         if again is not None and self._goes_on(flight, results, again):
-            self._start(flight.turns, flight.shape.width, now, 0.0, flight.repeats + 1)
+            self._start(flight.turns, flight.shape.width, now, 0.0, 0.0, flight.repeats + 1)
         took, width = now - flight.began, flight.shape.width
         if flight.typical:
-            learn_costs(costs, flight, took)
+            learn_costs(costs, flight, now - flight.launched)
         for turn, drafted, line in zip(flight.turns, flight.drafts, results, strict=False):
             if turn.sequence.status is Status.RUNNING:
                 accepted = self._take(turn, drafted, line[:width], line[width], bool(line[-1]))
                 turn.sequence.counters.spend(took, flight.drafting)
                 self._aside = ASIDE if accepted < 0 else self._aside
                 if flight.typical and accepted >= 0:
-                    turn.sequence.policy.learn(turn.decision, drafted, accepted, took)
+                    waiting = flight.waiting if uploads(turn) else 0.0
+                    seconds = now - flight.launched + waiting
+                    turn.sequence.policy.learn(turn.decision, drafted, accepted, seconds)
+        self._unhidden = time.perf_counter() - now if self.flight is None else 0.0
 
     def _goes_on(self, flight: Flight, results: list[list[int]], running: list[Sequence]) -> bool:
-        """Same sequences, none at its end or about to change its mind, and pages for another round."""
+        """Same sequences, none at its end or to be run otherwise, and pages for another round."""
         if [turn.sequence for turn in flight.turns] != running or any(map(uploads, flight.turns)):
             return False
         width = flight.shape.width
-        policies = [sequence.policy for sequence in running if isinstance(sequence.policy, Controller)]
-        if policies and (flight.repeats >= REPEATS or any(policy.trial for policy in policies)):
-            return False
-        for turn, line in zip(flight.turns, results, strict=False):
+        for index, (turn, line) in enumerate(zip(flight.turns, results, strict=False)):
             if line[width] < 0:
                 return False
             sequence, tokens = turn.sequence, line[: line[width] + 1]
+            policy, drafts = sequence.policy, flight.drafts[index]
+            if drafts and isinstance(policy, Controller) and policy.trial == turn.decision.arm:
+                return False  # a trial ends when there were drafts: the head's begins with a round that has none
+            if flight.wishes is not None:
+                wish = flight.wishes[index]
+                if wish.decision != turn.decision and wish.holds(tokens):
+                    return False
             room = len(sequence.cache.pages) * self.pool.page
             full = sequence.cache.length + len(tokens) + width > room
             ends = line[-1] or len(tokens) >= sequence.remaining or not sequence.request.stop_ids.isdisjoint(tokens)
@@ -382,48 +407,3 @@ class DeviceRounds:
         accepted = min(accepted, emitted)
         sequence.counters.count(turn.decision.arm, drafted, accepted)
         return accepted
-
-
-def uploads(turn: Turn) -> bool:
-    """Does the host draft for it?"""
-    return turn.decision.drafter not in (None, "mtp")
-
-
-def width_of(turns: list[Turn], depths: list[int]) -> int:
-    """Rows of every lane, when the turns have so many drafts."""
-    widths = [1 + depth for depth in depths]
-    for index, turn in enumerate(turns):
-        if uploads(turn) and depths[index]:
-            widths[index] = next(width for width in UPLOADED if width > depths[index])
-    return max(widths)
-
-
-def learn_costs(costs: CostTable, flight: Flight, took: float) -> None:
-    """A round is a pass, and drafts for the next one by the head: what is known of one tells the other."""
-    count, width = len(flight.turns), flight.shape.width
-    if not costs.known:
-        costs.learn(None, 0, count * width, 0.0, took, sequences=count)
-    elif not flight.shape.drafting:
-        drafter, drafted = (flight.turns[0].decision.drafter, flight.drafts[0]) if count == 1 else (None, 0)
-        costs.learn(drafter, drafted, count * width, flight.drafting, took - flight.drafting, sequences=count)
-    elif count == 1:
-        costs.learn_draft("mtp", width - 1, took - flight.drafting - costs.pass_seconds(width))
-    else:
-        drafting = min(flight.drafting + costs.draft_seconds("mtp", width - 1), took / 2)
-        costs.learn(None, 0, count * width, 0.0, took - drafting, sequences=count)
-
-
-def runs_on_device(request: Request) -> bool:
-    """The device changes no logits, and accepts by comparing."""
-    params = request.sampling
-    plain = not params.penalised and not len(params.bias_ids) and (params.greedy or params.top_k <= LARGEST_TOP_K)
-    return plain and request.accept == "coupled"
-
-
-def bad_row() -> ForerunError:
-    """What the general way would have said."""
-    try:
-        check_best(float("nan"), 0)
-    except ForerunError as error:
-        return error
-    raise AssertionError("NaN is never a best logit")

@@ -10,16 +10,17 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.protocol import Drafter
 from forerun.engine.acceptance import Priors
 from forerun.engine.budget import cut_drafts
-from forerun.engine.controller import LONG_LOOKUP, PLAIN, Controller, lookup_arm
+from forerun.engine.controller import LONG_LOOKUP, PLAIN, Controller, Decision, lookup_arm
 from forerun.engine.costs import CostTable, Proportions
-from forerun.engine.device_round import DeviceRounds, runs_on_device, uploads
-from forerun.engine.following import feed, switch_off, tell, wants_features
+from forerun.engine.device_round import DeviceRounds
+from forerun.engine.flight import Flight, Wish, runs_on_device, uploads
+from forerun.engine.following import announce, feed, switch_off, tell, wants_features
 from forerun.engine.policy import DepthPolicy, Policy
 from forerun.engine.request import MAX_DEPTH, Request
 from forerun.engine.round import NOTHING, Turn, propose, run_round, verify
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sequence import Sequence, Status, TextSink
-from forerun.engine.shadow import foresee, judge
+from forerun.engine.shadow import Shadow, foresee, judge
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Target, make_pass
@@ -28,7 +29,9 @@ from forerun.sample.history import TokenHistory
 from forerun.sample.parameters import SamplingParams
 
 CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
+DEVICE_CHUNK = 2048  # on a GPU: launching a pass takes the host as long as many tokens take the device
 DEEPEST = {"lookup": MAX_DEPTH, LONG_LOOKUP: MAX_DEPTH, "mtp": 6, "model": 8}  # drafts worth thinking about
+THINK = 8  # rounds of a batch on a device between two thoughts about it; a sequence alone is thought about every time
 HINTS = {
     "lookup": "use --draft off",
     "mtp": "give a head with --head FOLDER (forerun train-head makes one)",
@@ -75,6 +78,8 @@ class Engine:
         self.proportions = proportions
         self.costs, self.priors = CostTable(proportions), Priors()  # learned about this machine and earlier requests
         self._general_costs = CostTable()  # of rounds that a device does not take as a whole
+        self._shadows: list[Shadow] = []  # of the round under way
+        self._wishes: list[Turn] = []  # what to do next, thought of while the last round ran
         self._ids = count()
 
     def submit(self, request: Request, sink: TextSink) -> Sequence:
@@ -123,6 +128,7 @@ class Engine:
                 self.priors,
                 request.kind,
                 plain_first=not costs.known,
+                steady=self.device is not None,
             )
         return DepthPolicy(arms[0] if arms else None, request.draft_tokens)
 
@@ -141,13 +147,13 @@ class Engine:
             return
         began = time.perf_counter()
         running = self.scheduler.running()
-        turns = [turn for s in running if (turn := self._turn(s, len(running) - 1)) is not None]
+        wishes, self._wishes = self._wishes, []
+        if [turn.sequence for turn in wishes] != running:
+            wishes = self._decide(running)
+        turns = [turn for wish in wishes if (turn := self._fit(wish)) is not None]
         # Making room for one sequence may have parked another that was already given a turn.
         turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
-        costs = self.costs_of([turn.sequence.request for turn in turns])
-        if len(turns) > 1:
-            cut_drafts(turns, costs, on_device=self.device is not None)
-        shadows = foresee(turns, self.drafters)
+        self._shadows = foresee(turns, self.drafters)
         if turns and self.device is not None and self.device.takes(turns, self.max_width):
             drafting = time.perf_counter()
             propose([turn for turn in turns if uploads(turn)], self.drafters, self.vocab)
@@ -156,22 +162,66 @@ class Engine:
         elif turns:
             if self.device is not None:
                 self.device.leave()
-                costs = self._general_costs
+            costs = self.costs if self.device is None else self._general_costs
             run_round(turns, self.target, self.drafters, self.vocab, costs, began)
-        judge(shadows)
+            self._judge()
 
     def land(self, go_on: bool) -> None:
         """Take in the round that is under way on a device, if any; with `go_on` the next one may start at once."""
-        if self.device is not None and self.device.flight is not None:
-            free = go_on and self.scheduler.prefilling() is None
-            self.device.land(self.costs, self.scheduler.running() if free else None)
+        device = self.device
+        if device is None or device.flight is None:
+            return
+        flight, free = device.flight, go_on and self.scheduler.prefilling() is None
+        device.land(self.costs, self.scheduler.running() if free else None)
+        self._judge()
+        if device.flight is not None:
+            self._think_ahead(device.flight)
+        elif flight.wishes is not None:
+            pairs = zip(flight.turns, flight.wishes, strict=True)
+            self._wishes = [Turn(turn.sequence, wish.decision, NOTHING) for turn, wish in pairs]
 
-    def _turn(self, sequence: Sequence, others: int) -> Turn | None:
-        """Decide arm and depth, and make sure that all rows have a place in the cache."""
+    def _judge(self) -> None:
+        judge(self._shadows)
+        self._shadows = []
+
+    def _think_ahead(self, flight: Flight) -> None:
+        """Decide what comes after a round under way, by all that came before it: the device hides the work."""
+        sequences = [turn.sequence for turn in flight.turns]
+        controllers = [(turn, p) for turn in flight.turns if isinstance(p := turn.sequence.policy, Controller)]
+        due = len(sequences) == 1 or flight.repeats % THINK == 0
+        ends = any(s.status is not Status.RUNNING or s.remaining <= flight.shape.width for s in sequences)
+        trial = any(policy.trial and policy.trial == turn.decision.arm for turn, policy in controllers)
+        if not controllers or not due or ends or trial:
+            return
+        wishes = self._decide(sequences)
+        self._shadows = foresee(flight.turns, self.drafters)
+        copied = {shadow.sequence.id: shadow.tokens for shadow in self._shadows}
+        flight.wishes = [
+            # A lookup has something to draft then only if it would have been right now.
+            Wish(turn.decision, copied.get(turn.sequence.id, []) if turn.decision.drafter == "lookup" else [])
+            for turn in wishes
+        ]
+
+    def _decide(self, sequences: list[Sequence]) -> list[Turn]:
+        """Arm and depth for each."""
+        turns = []
+        for sequence in sequences:
+            limit = min(sequence.remaining - 1, self.max_width - 1)
+            decision = sequence.policy.decide(limit, self._available(sequence), len(sequences) - 1)
+            turns.append(Turn(sequence, decision, NOTHING))
+        if len(turns) > 1:
+            costs = self.costs_of([sequence.request for sequence in sequences])
+            cut_drafts(turns, costs, on_device=self.device is not None)
+        return turns
+
+    def _fit(self, wish: Turn) -> Turn | None:
+        """Make sure that all rows have a place in the answer and in the cache."""
+        sequence, limit = wish.sequence, min(wish.sequence.remaining - 1, self.max_width - 1)
         if sequence.status is not Status.RUNNING:
             return None
-        limit = min(sequence.remaining - 1, self.max_width - 1)
-        decision = sequence.policy.decide(limit, self._available(sequence), others)
+        decision = wish.decision
+        if decision.depth > limit:
+            decision = Decision(decision.arm, limit) if limit else PLAIN
         for wanted in dict.fromkeys((decision, PLAIN)):
             if self.scheduler.make_room(sequence, sequence.cache.length + 1 + wanted.depth):
                 return Turn(sequence, wanted, NOTHING)
@@ -192,10 +242,10 @@ class Engine:
             self.warm = True
             self._run_every_drafter()
         for shape, seconds in timed:
-            if not shape.drafting:
+            if not shape.drafts:
                 self.costs.learn(None, 0, shape.width, 0.0, seconds)
             else:
-                self.costs.learn_draft("mtp", shape.width - 1, seconds - self.costs.pass_seconds(shape.width))
+                self.costs.learn_draft("mtp", shape.drafts, seconds - self.costs.pass_seconds(shape.width))
 
     def _run_every_drafter(self) -> None:
         """Cold, and again to learn what its rounds cost."""
@@ -239,6 +289,7 @@ class Engine:
         cache.commit(stop - start)
         feed(sequence, self.drafters, output, 0, stop - start)
         if stop == len(prompt):
+            announce(sequence, self.drafters)
             sequence.status = Status.RUNNING
             turn = Turn(sequence, PLAIN, NOTHING)
             for _, (_, token) in verify([turn], output, self.vocab):

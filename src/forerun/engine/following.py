@@ -27,6 +27,15 @@ def tell(sequence: Sequence, drafter: Drafter) -> None:
     sequence.told[drafter.name] = len(sequence.tokens)
 
 
+def announce(sequence: Sequence, drafters: dict[str, Drafter]) -> None:
+    """Tell everybody of the prompt. A device that still computes on it hides what they do with it."""
+    for name in list(sequence.arms):
+        try:
+            tell(sequence, drafters[name])
+        except Exception as error:  # noqa: BLE001 - a drafter is allowed to fail; it is reported and left out
+            switch_off(sequence, drafters[name], error)
+
+
 def feed(sequence: Sequence, drafters: dict[str, Drafter], output: Output, start: int, count: int) -> None:
     """Hand over the features of `count` committed rows from row `start` of a pass on, to whoever wants them.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -11,11 +13,12 @@ from torch import Tensor
 
 from forerun.cache.pages import PagePool
 from forerun.engine.probe import RowCounts
-from forerun.kernels.interface import WIDEST, Grid
+from forerun.kernels.interface import WIDEST, Grid, Span
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Output, Pass
 
 Result = TypeVar("Result")
+PROMPTS = (16, 32, 64, 128, 256, 384, 512)  # tokens that a first chunk of a prompt is captured for
 LANES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # sequences a graph is captured for; smaller batches have idle lanes
 
 
@@ -46,9 +49,21 @@ class Graphs:
             launch()
         torch.cuda.current_stream(self.device).wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with no_collection(), torch.cuda.graph(graph, pool=self._pool):
             result = launch()
         return Replay(launch, graph, result)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """What dies in a collection may own a graph, and none may be destroyed while another is captured."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Replay(Generic[Result]):
@@ -66,7 +81,7 @@ class Replay(Generic[Result]):
 
 
 class GraphedTarget:
-    """The target on a device: decode passes are replayed from graphs, one per number of lanes and width."""
+    """The target on a device: passes are replayed from graphs, of rounds one per number of lanes and width."""
 
     def __init__(self, decoder: Decoder, pool: PagePool, graphs: Graphs, pages: int) -> None:
         """`pages`: the most a sequence may hold."""
@@ -76,11 +91,14 @@ class GraphedTarget:
         self.table = torch.full((most, pages), pool.spare_page, dtype=torch.int32, device=device)
         self.slot = torch.full((most,), pool.spare_slot, dtype=torch.int32, device=device)
         self.counts = RowCounts(decoder)
+        self.prompts = GraphedPrompts(decoder, pool, graphs, pages)
         self.passes: dict[tuple[int, int, bool], tuple[Tensor, Replay[Output]]] = {}  # by lanes, width, features
 
     def forward(self, batch: Pass) -> Output:
         """As `Decoder.forward`. What comes out is overwritten by the next pass."""
         grid = batch.spans
+        if self.prompts.takes(batch):
+            return self.prompts.forward(batch)
         if batch.prefill or batch.wanted is not None or not isinstance(grid, Grid) or grid.width > WIDEST:
             return self.decoder.forward(batch)
         sequences, lanes = len(grid.position), lanes_for(len(grid.position))
@@ -124,3 +142,53 @@ class GraphedTarget:
         grid = Grid(width, self.position[:lanes], self.table[:lanes], self.slot[:lanes], states)
         batch = Pass(tokens, tokens, grid, self.pool.layers, None, False, features)
         return tokens, self.graphs.capture(lambda: self.decoder.forward(batch))
+
+
+class GraphedPrompts:
+    """The first chunk of a prompt, which is mostly all of it: the host would take ten times as long as the device.
+
+    It is padded to a length that a graph is captured for. A row sees nothing of rows after it, so padding changes no
+    result; what it writes lies after the prompt, where the answer will be written. Recurrent layers do see it.
+    """
+
+    def __init__(self, decoder: Decoder, pool: PagePool, graphs: Graphs, pages: int) -> None:
+        """`pages`: the most a sequence may hold."""
+        self.decoder, self.pool, self.graphs = decoder, pool, graphs
+        device = pool.device
+        self.tokens = torch.zeros(PROMPTS[-1], dtype=torch.int64, device=device)
+        room = max(pages, pool.pages_for(PROMPTS[-1]))
+        self.table = torch.full((1, room), pool.spare_page, dtype=torch.int32, device=device)
+        self.wanted = torch.zeros(1, dtype=torch.int64, device=device)
+        self.start = torch.zeros(1, dtype=torch.int32, device=device)
+        self.slot = torch.full((1,), pool.spare_slot, dtype=torch.int32, device=device)
+        self.passes: dict[tuple[int, bool], Replay[Output]] = {}  # by tokens and features
+
+    def takes(self, batch: Pass) -> bool:
+        """Is it a first chunk, and are padded rows harmless?"""
+        grid = batch.spans
+        if not batch.prefill or not isinstance(grid, Grid) or grid.chunk is None or self.pool.states is not None:
+            return False
+        return grid.chunk.position == 0 and grid.width <= PROMPTS[-1] and batch.wanted is not None
+
+    def forward(self, batch: Pass) -> Output:
+        """As `Decoder.forward`. What comes out is overwritten by the next pass."""
+        grid, count = batch.spans, len(batch.tokens)
+        assert isinstance(grid, Grid) and batch.wanted is not None
+        key = (next(size for size in PROMPTS if size >= count), batch.features)
+        self.table.fill_(self.pool.spare_page)
+        if key not in self.passes:
+            self.wanted.zero_()
+            self.passes[key] = self._capture(*key)
+        self.table[:, : grid.table.shape[1]] = grid.table
+        self.tokens[:count] = batch.tokens
+        self.wanted.copy_(batch.wanted)
+        output = self.passes[key]()
+        features = None if output.features is None else output.features[:count]
+        return Output(output.logits, output.hidden[:count], features)
+
+    def _capture(self, count: int, features: bool) -> Replay[Output]:
+        tokens = self.tokens[:count]
+        span = Span(start=0, count=count, position=0, pages=self.table[0])
+        grid = Grid(count, self.start, self.table, self.slot, (), span)
+        batch = Pass(tokens, tokens, grid, self.pool.layers, self.wanted, True, features)
+        return self.graphs.capture(lambda: self.decoder.forward(batch))
