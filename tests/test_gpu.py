@@ -75,17 +75,18 @@ def test_a_folder_in_int8_is_read_as_the_numbers_it_holds(tmp_path: Path) -> Non
 
 def test_graphs_that_became_garbage_do_not_disturb_a_capture() -> None:
     graphs, numbers = Graphs(torch.device("cuda")), torch.zeros(4, device="cuda")
+    rings: list[list[object]] = [[graphs.capture(lambda: numbers + 2)]]
+    rings[0].append(rings[0])  # only a collection frees it
 
     def launch() -> torch.Tensor:
-        [[] for _ in range(5000)]  # enough new objects for a collection, were there any
+        if torch.cuda.is_current_stream_capturing():
+            rings.clear()
+            [[] for _ in range(5000)]  # enough new objects for a collection, were there any
         return numbers + 1
 
-    ring: list[object] = [graphs.capture(launch)]
-    ring.append(ring)
     thresholds = gc.get_threshold()
     gc.set_threshold(10, 1, 1)
     try:
-        del ring
         replay = graphs.capture(launch)
     finally:
         gc.set_threshold(*thresholds)

@@ -79,6 +79,7 @@ class MtpDrafter:
     def __init__(self, head: MtpHead, pool: PagePool, vocab: int, chunk: int) -> None:
         self.head, self.pool, self.vocab, self.chunk = head, pool, vocab, chunk
         self._states: dict[int, State] = {}  # whoever was served last comes last
+        self._held: set[int] = set()  # by a device: their pages stay where they are
 
     def open(self, sequence_id: int, tokens: list[int]) -> None:
         self._states[sequence_id] = State(SequenceCache(self.pool), list(tokens))
@@ -109,21 +110,18 @@ class MtpDrafter:
         features = state.waiting()[:count] if count else None
         waiting = Waiting(start, features, state.next_tokens(count))
         state.keep(count, None)
+        self._held.add(sequence_id)
         return state.cache.pages, waiting
 
-    def grow(self, sequence_id: int, slots: int, beside: list[int]) -> list[int] | None:
-        """Pages for `slots` slots of a sequence that a device holds beside others; None when there is no room."""
-        state, others = (
-            self._states.get(sequence_id),
-            [self._states[other] for other in beside if other in self._states],
-        )
-        if state is None or not self._make_room(state, slots, others):
-            return None
-        return state.cache.pages
+    def grow(self, sequence_id: int, slots: int) -> list[int] | None:
+        """Pages for `slots` slots of a sequence that a device holds; None when there is no room."""
+        state = self._states.get(sequence_id)
+        return state.cache.pages if state is not None and self._make_room(state, slots, [state]) else None
 
     def leave(self, sequence_id: int, length: int) -> None:
         """The device has filled in the slots before `length`. Its last output is lost: one round has no draft."""
         state = self._states[sequence_id]
+        self._held.discard(sequence_id)
         state.cache.length = state.fed = length
         state.last = None
         state.queue.clear()
@@ -132,6 +130,7 @@ class MtpDrafter:
         return sequence_id in self._states
 
     def close(self, sequence_id: int) -> None:
+        self._held.discard(sequence_id)
         state = self._states.pop(sequence_id, None)
         if state is not None:
             state.cache.release()
@@ -211,10 +210,10 @@ class MtpDrafter:
         """Let a sequence hold `slots` slots; those not served for long move to host memory. False when they cannot."""
         cache = state.cache
         needed = cache.missing(slots) if cache.parked is None else max(cache.parked_pages, self.pool.pages_for(slots))
-        for other in self._states.values():
+        for other_id, other in self._states.items():
             if self.pool.free >= needed:
                 break
-            if other.cache.pages and other not in busy:
+            if other.cache.pages and other not in busy and other_id not in self._held:
                 other.cache.park()
         if self.pool.free < needed:
             return False

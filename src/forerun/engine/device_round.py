@@ -123,9 +123,9 @@ class DeviceRounds:
         same = sequences == [seat.sequence for seat in self._seats] and not self._stale
         if not same or not self._find_pages():
             self.leave()
+            self._stale = True  # until it is done: somebody may interrupt
             self._seats = [self._join(sequence) for sequence in sequences]
             self._sit_down()
-            self._stale = False
             self._start(turns, width, began, drafting, drafting)  # any round would have waited for this
         else:
             began -= self._unhidden
@@ -133,7 +133,6 @@ class DeviceRounds:
 
     def _find_pages(self) -> bool:
         """Tell the lanes of pages that their sequences got. False when more has changed, or the head has no room."""
-        headed = [seat.sequence.id for seat in self._seats if seat.head_pages is not None]
         grown = False
         for seat in self._seats:
             cache = seat.sequence.cache
@@ -143,7 +142,7 @@ class DeviceRounds:
                 grown = True
                 if seat.head_pages is not None:
                     assert self.drafter is not None
-                    pages = self.drafter.grow(seat.sequence.id, len(cache.pages) * self.pool.page, headed)
+                    pages = self.drafter.grow(seat.sequence.id, len(cache.pages) * self.pool.page)
                     if pages is None:
                         return False
                     seat.head_pages = pages
@@ -161,6 +160,7 @@ class DeviceRounds:
                     self.unread.put(lane, seat.waiting)
                     seat.waiting = None
         self._depth = 0
+        self._stale = False
 
     def _join(self, sequence: Sequence) -> Seat:
         """A seat; where the head may follow, it holds as many slots as the target holds tokens."""
@@ -212,29 +212,45 @@ class DeviceRounds:
             self._catch_up()
         if not typical:
             self._capture(shape)
-        if any(map(uploads, turns)) or (width > 1 and not headed):
-            kept: list[int] | None = None if self._depth else []  # what the head drafted for a lane, if it did
-            self.lanes.give([turn.draft.tokens if uploads(turn) else kept for turn in turns])
-        own = min(width - 1, self._depth)
-        drafts = [
-            len(turn.draft.tokens) if uploads(turn) else own if seat.head_pages is not None else 0
-            for turn, seat in zip(turns, self._seats, strict=True)
-        ]
         if self._depth > width - 1:
             self.lanes.drafted.clamp_(max=width - 1)
-        launched = time.perf_counter()
+        drafts = self._hand_out_drafts(turns, shape)
+        launched, events = time.perf_counter(), self._events()
+        if events:
+            events[0].record()
         device_result = self.rounds[shape]()
         self._results.reverse()
         host = self._results[0][: shape.lanes * (width + 2)].view(shape.lanes, width + 2)
         host.copy_(device_result, non_blocking=True)
-        landed = None
-        if self.pool.device.type == "cuda":
-            landed = torch.cuda.Event(blocking=False)
-            landed.record()
+        if events:
+            events[1].record()
         self._depth = shape.drafts
         if self.unread is not None and shape.postpones:
             self.unread.rounds += 1
-        self.flight = Flight(turns, shape, drafts, began, launched, waiting, drafting, host, landed, repeats, typical)
+        self.flight = Flight(turns, shape, drafts, began, launched, waiting, drafting, host, events, repeats, typical)
+
+    def _events(self) -> list[torch.cuda.Event]:
+        """For the beginning and the end of a round."""
+        cuda = self.pool.device.type == "cuda"
+        return [torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else []
+
+    def _hand_out_drafts(self, turns: list[Turn], shape: Shape) -> list[int]:
+        """Those of the host, and none where the head's would not find room. Returns how many each lane has."""
+        drafts: list[int] = []
+        given: list[list[int] | None] = []  # None: what the lane holds
+        for turn, seat in zip(turns, self._seats, strict=True):
+            held = min(shape.width - 1, self._depth) if seat.head_pages is not None else 0
+            if uploads(turn):
+                given.append(turn.draft.tokens)
+            elif seat.sequence.cache.length + 1 + held > len(seat.pages) * self.pool.page:
+                given.append([])
+            else:
+                given.append(None if shape.headed or shape.width == 1 else [])
+            mine = given[-1]
+            drafts.append(held if mine is None else len(mine))
+        if any(mine is not None for mine in given):
+            self.lanes.give(given)
+        return drafts
 
     def _wanted(self, turns: list[Turn], shape: Shape) -> int:
         """Drafts for the next round: for a turn of the head, or for a sequence that only tries another arm."""
@@ -246,6 +262,9 @@ class DeviceRounds:
 
     def _capture(self, shape: Shape) -> None:
         """A capture runs once for nobody: the lanes are cleared for it and seated again."""
+        self._stale = True
+        if self.graphs.real:
+            torch.cuda.synchronize(self.pool.device)  # the lanes are written anew while copies may be under way
         self.lanes.clear()
         self.rounds[shape] = self.graphs.capture(lambda: self._round(shape))
         if self._seats:
@@ -344,16 +363,25 @@ class DeviceRounds:
         """Take in the round under way. `again`: who runs next; when that is the same, the next round starts first."""
         flight = self.flight
         assert flight is not None
-        if flight.landed is not None:
-            flight.landed.synchronize()
+        if flight.events:
+            flight.events[1].synchronize()
         now = time.perf_counter()
         results = flight.result.tolist()
         self.flight = None
-        if again is not None and self._goes_on(flight, results, again):
-            self._start(flight.turns, flight.shape.width, now, 0.0, 0.0, flight.repeats + 1)
-        took, width = now - flight.began, flight.shape.width
+        try:
+            if again is not None and self._goes_on(flight, results, again):
+                self._start(flight.turns, flight.shape.width, now, 0.0, 0.0, flight.repeats + 1)
+        except BaseException:
+            self._stale = True  # who knows how far the lanes have come
+            raise
+        finally:
+            self._take_in(flight, results, costs, now)
+
+    def _take_in(self, flight: Flight, results: list[list[int]], costs: CostTable, now: float) -> None:
+        """Whatever becomes of the next round, this one has happened."""
+        took, width, alone = now - flight.began, flight.shape.width, flight.seconds(now)
         if flight.typical:
-            learn_costs(costs, flight, now - flight.launched)
+            learn_costs(costs, flight, alone)
         for turn, drafted, line in zip(flight.turns, flight.drafts, results, strict=False):
             if turn.sequence.status is Status.RUNNING:
                 accepted = self._take(turn, drafted, line[:width], line[width], bool(line[-1]))
@@ -361,8 +389,7 @@ class DeviceRounds:
                 self._aside = ASIDE if accepted < 0 else self._aside
                 if flight.typical and accepted >= 0:
                     waiting = flight.waiting if uploads(turn) else 0.0
-                    seconds = now - flight.launched + waiting
-                    turn.sequence.policy.learn(turn.decision, drafted, accepted, seconds)
+                    turn.sequence.policy.learn(turn.decision, drafted, accepted, alone + waiting)
         self._unhidden = time.perf_counter() - now if self.flight is None else 0.0
 
     def _goes_on(self, flight: Flight, results: list[list[int]], running: list[Sequence]) -> bool:
@@ -370,13 +397,16 @@ class DeviceRounds:
         if [turn.sequence for turn in flight.turns] != running or any(map(uploads, flight.turns)):
             return False
         width = flight.shape.width
+        if flight.shape.postpones and self.unread is not None and not self.unread.may_go_on(flight.shape.lanes):
+            return False
         for index, (turn, line) in enumerate(zip(flight.turns, results, strict=False)):
             if line[width] < 0:
                 return False
             sequence, tokens = turn.sequence, line[: line[width] + 1]
             policy, drafts = sequence.policy, flight.drafts[index]
-            if drafts and isinstance(policy, Controller) and policy.trial == turn.decision.arm:
-                return False  # a trial ends when there were drafts: the head's begins with a round that has none
+            tried = isinstance(policy, Controller) and policy.trial is not None and policy.trial == turn.decision.arm
+            if tried and (drafts or flight.repeats):
+                return False  # the head's trial begins with a round that has no drafts yet
             if flight.wishes is not None:
                 wish = flight.wishes[index]
                 if wish.decision != turn.decision and wish.holds(tokens):

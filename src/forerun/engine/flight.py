@@ -61,10 +61,14 @@ class Flight:
     waiting: float  # seconds that the device had nothing to do for want of the host's drafts
     drafting: float  # seconds the host spent on drafts
     result: Tensor  # [lanes, width + 2] in host memory: chosen tokens, accepted drafts, whether a row was bad
-    landed: torch.cuda.Event | None
+    events: list[torch.cuda.Event]  # its beginning and its end, on a GPU
     repeats: int  # rounds since the sequences or the way to run them changed
     typical: bool  # its time tells what such rounds cost: nothing was compiled or captured for it
     wishes: list[Wish] | None = None  # what to do after it, where somebody has thought about that
+
+    def seconds(self, now: float) -> float:
+        """What it took the device, however late the host looks at it."""
+        return self.events[0].elapsed_time(self.events[1]) / 1e3 if self.events else now - self.launched
 
 
 def uploads(turn: Turn) -> bool:
@@ -88,7 +92,7 @@ def learn_costs(costs: CostTable, flight: Flight, took: float) -> None:
     """
     count, width = len(flight.turns), flight.shape.width
     turn = flight.turns[0] if count == 1 else None
-    if turn is not None and costs.known and flight.shape.drafts and not uploads(turn):
+    if turn is not None and costs.known and flight.shape.drafts and width > 1 and not uploads(turn):
         costs.learn_draft("mtp", flight.shape.drafts, took - costs.pass_seconds(width))
         return
     if flight.shape.drafts and costs.known:

@@ -181,6 +181,7 @@ class GraphedPrompts:
             self.passes[key] = self._capture(*key)
         self.table[:, : grid.table.shape[1]] = grid.table
         self.tokens[:count] = batch.tokens
+        self.tokens[count : key[0]] = batch.tokens[-1]  # its own: nothing of another request may be near
         self.wanted.copy_(batch.wanted)
         output = self.passes[key]()
         features = None if output.features is None else output.features[:count]

@@ -76,6 +76,10 @@ class Unread:
         for power in range(RING.bit_length()):
             self.reading(count, 1 << power)
 
+    def may_go_on(self, count: int) -> bool:
+        """Can another round be put by at once? Not where a graph must be captured for that."""
+        return self.rounds < RING or (count, RING) in self._reads
+
     def reading(self, count: int, slots: int) -> Replay[Tensor]:
         """As a graph. That a capture runs once does not count."""
         key = (count, slots)
