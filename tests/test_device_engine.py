@@ -425,6 +425,7 @@ def pages_of(engine: Engine) -> list[tuple[torch.Tensor, int]]:
 
 
 @SLOW
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="it looks at the lanes within a round, which a graph does not allow")
 @torch.inference_mode()
 def test_drafts_need_room_in_the_pages(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane beside deeper ones still holds drafts, but was given pages for one row only."""

@@ -21,7 +21,7 @@ from forerun.loading import load_model
 from forerun.sample.parameters import SamplingParams
 from forerun.text.chat import encode_prompt
 
-BATCHES = {1: 16, 2: 8, 4: 5, 8: 4, 16: 3, 32: 3, 64: 2}  # sets of prompts for each
+BATCHES = {1: 16, 2: 8, 4: 5, 8: 4, 16: 3, 32: 3, 64: 1}  # sets of prompts for each
 DEPTHS = (1, 2, 3, 4, 5, 6)
 TOKENS = 128
 
@@ -68,7 +68,7 @@ def main() -> None:
     wish = parser.parse_args()
     if not torch.cuda.is_available():
         parser.exit(2, "this measures an NVIDIA GPU, and torch sees none\n")
-    model = load_model(wish.model, device="cuda", max_context=2048)
+    model = load_model(wish.model, device="cuda", max_context=8192)  # the cache holds eight such
     lines = files("forerun").joinpath("data", "eval_prompts.jsonl").read_text().splitlines()
     prompts = [tuple(encode_prompt(model.tokenizer, json.loads(line)["prompt"], None, False)) for line in lines]
     table: dict[int, dict[str, float]] = {}
