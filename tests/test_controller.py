@@ -235,3 +235,23 @@ def test_a_round_may_be_learned_before_any_cost_is_known() -> None:
     policy.learn(Decision("mtp", 2), 2, 1, 0.1)
     policy.learn(PLAIN, 0, 0, 0.1)
     assert policy.decide(3) == PLAIN
+
+
+def test_where_changes_cost_time_they_are_few() -> None:
+    """The same text, one controller that must not mind and one that must: it is as fast, and changes far less often."""
+    changes, rates = [], []
+    for steady in (False, True):
+        world = World(0.01, {"mtp": 0.05}, lambda arm, number, position: 0.6, seed=3)
+        seconds, tokens, decisions = world.run(400, Controller({"mtp": 6}, CostTable(), steady=steady))
+        changes.append(sum(one != other for one, other in itertools.pairwise(decisions)))
+        rates.append(tokens / seconds)
+    assert changes[1] < changes[0] / 3 and rates[1] > 0.97 * rates[0], (changes, rates)
+
+
+def test_in_debt_no_arm_is_in_use() -> None:
+    costs = CostTable()
+    costs.learn(None, 0, 1, 0.0, 1.0)
+    controller = Controller({"mtp": 3}, costs, plain_first=0)
+    assert controller.decide(3).arm == "mtp" == controller.current.arm
+    controller.learn(controller.current, 3, 0, 9.0)
+    assert controller.decide(3) == PLAIN == controller.current

@@ -22,7 +22,7 @@ from forerun.engine import device_round, scheduler, unread
 from forerun.engine.controller import PLAIN, Controller, Decision
 from forerun.engine.costs import CostTable
 from forerun.engine.engine import Engine
-from forerun.engine.flight import Flight, Shape, learn_costs
+from forerun.engine.flight import Flight, Shape, Wish, learn_costs
 from forerun.engine.graphs import GraphedTarget
 from forerun.engine.on_device import device_rounds, graphed_target
 from forerun.engine.probe import probe
@@ -504,3 +504,9 @@ def test_plain_rounds_that_draft_tell_what_plain_decoding_costs(folder: Path) ->
     for _ in range(60):
         learn_costs(costs, flight, 0.024)
     assert abs(costs.pass_seconds(1) - 0.024 / 1.4) < 0.001  # four steps of drafting take 0.4 of it
+
+
+def test_a_wish_to_copy_counts_if_the_round_said_the_same() -> None:
+    wish = Wish(Decision("lookup", 4), [7, 8, 9])
+    assert wish.holds([7]) and wish.holds([7, 8, 9, 1]) and not wish.holds([7, 1])
+    assert Wish(PLAIN, []).holds([5])
