@@ -15,7 +15,7 @@ from forerun.weights.home import forerun_home
 sys.path.insert(0, str(Path(__file__).parent))
 
 if importlib.util.find_spec("triton") is None:  # it exists for Linux only
-    collect_ignore_glob = ["test_gpu_*.py", "test_device_engine.py"]
+    collect_ignore_glob = ["test_gpu_*.py", "test_device_*.py"]
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined

@@ -27,7 +27,7 @@ class Waiting:
     """A few slots from `start` on that are not filled in yet."""
 
     start: int
-    features: Tensor | None  # [slots, features]
+    features: Tensor  # [slots, features]
     tokens: list[int]  # after each
 
 
@@ -98,7 +98,7 @@ class MtpDrafter:
                 raise MemoryError("the head's cache is full")
             self._prefill(state)
 
-    def join(self, sequence_id: int, slots: int) -> tuple[list[int], Waiting] | None:
+    def join(self, sequence_id: int, slots: int) -> tuple[list[int], Waiting | None] | None:
         """A device takes over: pages for `slots` slots and what it must fill in there; None when there is no room."""
         state = self._serve(sequence_id)
         if not self._make_room(state, slots, [state]):
@@ -107,8 +107,7 @@ class MtpDrafter:
         count, start = state.ready, state.cache.length
         if start + count != len(state.tokens) - 1:
             raise RuntimeError(f"{len(state.tokens)} tokens came with features of {state.fed} positions")
-        features = state.waiting()[:count] if count else None
-        waiting = Waiting(start, features, state.next_tokens(count))
+        waiting = Waiting(start, state.waiting()[:count], state.next_tokens(count)) if count else None
         state.keep(count, None)
         self._held.add(sequence_id)
         return state.cache.pages, waiting

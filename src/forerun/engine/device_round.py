@@ -18,7 +18,17 @@ from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
 from forerun.engine.controller import Controller
 from forerun.engine.costs import CostTable
-from forerun.engine.flight import UPLOADED, Flight, Shape, bad_row, learn_costs, runs_on_device, uploads, width_of
+from forerun.engine.flight import (
+    UPLOADED,
+    Flight,
+    Shape,
+    bad_row,
+    learn_costs,
+    runs_on_device,
+    tries,
+    uploads,
+    width_of,
+)
 from forerun.engine.following import switch_off, tell
 from forerun.engine.graphs import LANES, Graphs, Replay, lanes_for
 from forerun.engine.lanes import Lanes, Seat
@@ -57,13 +67,12 @@ class DeviceRounds:
         self.lanes = Lanes(LANES[-1], pages, pool, None if self.drafter is None else self.drafter.pool)
         self.unread: Unread | None = None
         if self.drafter is not None:
-            pages_of_head = self.drafter.pool.layers
-            self.unread = Unread(self.lanes, self.drafter.head, pages_of_head, graphs, decoder.dtype)
+            self.unread = Unread(self.lanes, self.drafter, graphs, decoder.dtype)
         self.flight: Flight | None = None
         self._seats: list[Seat] = []
         self._depth = 0  # drafts the lanes hold
         self.rounds: dict[Shape, Replay[Tensor]] = {}
-        self._stale = False  # the host has dropped tokens that the lanes went on from
+        self._stale = False  # the lanes are not where the host is: it dropped tokens, or somebody interrupted
         self._aside = 0  # rounds that go the general way, because a lane could not decide
         self._unhidden = 0.0  # seconds of work after the last round, while the device had none
         self._results = [self._host_result() for _ in range(2)]
@@ -91,7 +100,7 @@ class DeviceRounds:
                     found.append((shape, self._seconds(self.rounds[shape])))
                     task.advance()
             if self.unread is not None:
-                self.unread.clear()
+                self.unread.clear()  # of the rounds for nobody
                 self.unread.prepare(1)
         return found
 
@@ -123,7 +132,7 @@ class DeviceRounds:
         same = sequences == [seat.sequence for seat in self._seats] and not self._stale
         if not same or not self._find_pages():
             self.leave()
-            self._stale = True  # until it is done: somebody may interrupt
+            self._stale = True  # until they sit: somebody may interrupt
             self._seats = [self._join(sequence) for sequence in sequences]
             self._sit_down()
             self._start(turns, width, began, drafting, drafting)  # any round would have waited for this
@@ -267,10 +276,7 @@ class DeviceRounds:
             torch.cuda.synchronize(self.pool.device)  # the lanes are written anew while copies may be under way
         self.lanes.clear()
         self.rounds[shape] = self.graphs.capture(lambda: self._round(shape))
-        if self._seats:
-            self._sit_down()
-        elif self.unread is not None:
-            self.unread.clear()
+        self._sit_down()
 
     def _round(self, shape: Shape) -> Tensor:
         """What a graph holds. Returns [lanes, width + 2]."""
@@ -403,9 +409,7 @@ class DeviceRounds:
             if line[width] < 0:
                 return False
             sequence, tokens = turn.sequence, line[: line[width] + 1]
-            policy, drafts = sequence.policy, flight.drafts[index]
-            tried = isinstance(policy, Controller) and policy.trial is not None and policy.trial == turn.decision.arm
-            if tried and (drafts or flight.repeats):
+            if tries(turn) and (flight.drafts[index] or flight.repeats):
                 return False  # the head's trial begins with a round that has no drafts yet
             if flight.wishes is not None:
                 wish = flight.wishes[index]

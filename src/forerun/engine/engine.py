@@ -13,7 +13,7 @@ from forerun.engine.budget import cut_drafts
 from forerun.engine.controller import LONG_LOOKUP, PLAIN, Controller, Decision, lookup_arm
 from forerun.engine.costs import CostTable, Proportions
 from forerun.engine.device_round import DeviceRounds
-from forerun.engine.flight import Flight, Wish, runs_on_device, uploads
+from forerun.engine.flight import Flight, Wish, runs_on_device, tries, uploads
 from forerun.engine.following import announce, feed, switch_off, tell, wants_features
 from forerun.engine.policy import DepthPolicy, Policy
 from forerun.engine.request import MAX_DEPTH, Request
@@ -187,11 +187,10 @@ class Engine:
     def _think_ahead(self, flight: Flight) -> None:
         """Decide what comes after a round under way, by all that came before it: the device hides the work."""
         sequences = [turn.sequence for turn in flight.turns]
-        controllers = [(turn, p) for turn in flight.turns if isinstance(p := turn.sequence.policy, Controller)]
+        controlled = any(isinstance(sequence.policy, Controller) for sequence in sequences)
         due = len(sequences) == 1 or flight.repeats % THINK == 0
         ends = any(s.status is not Status.RUNNING or s.remaining <= flight.shape.width for s in sequences)
-        trial = any(policy.trial and policy.trial == turn.decision.arm for turn, policy in controllers)
-        if not controllers or not due or ends or trial:
+        if not controlled or not due or ends or any(map(tries, flight.turns)):
             return
         wishes = self._decide(sequences)
         self._shadows = foresee(flight.turns, self.drafters)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from forerun.engine.controller import Decision
+from forerun.engine.controller import Controller, Decision
 from forerun.engine.costs import CostTable
 from forerun.engine.request import Request
 from forerun.engine.round import Turn
@@ -74,6 +74,12 @@ class Flight:
 def uploads(turn: Turn) -> bool:
     """Does the host draft for it?"""
     return turn.decision.drafter not in (None, "mtp")
+
+
+def tries(turn: Turn) -> bool:
+    """Does it run an arm that is not in use, to see what comes of it?"""
+    policy = turn.sequence.policy
+    return isinstance(policy, Controller) and policy.trial is not None and policy.trial == turn.decision.arm
 
 
 def width_of(turns: list[Turn], depths: list[int]) -> int:

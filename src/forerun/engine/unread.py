@@ -9,11 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.draft.mtp import Waiting
+from forerun.draft.mtp import MtpDrafter, Waiting
 from forerun.engine.graphs import Graphs, Replay
 from forerun.engine.lanes import Lanes
-from forerun.kernels.interface import Grid, LayerPages
-from forerun.models.layers.mtp import MtpHead
+from forerun.kernels.interface import Grid
 from forerun.models.layers.rows import Pass
 
 RING = 16  # rounds whose features are kept; a power of two
@@ -22,11 +21,9 @@ RING = 16  # rounds whose features are kept; a power of two
 class Unread:
     """Of all lanes. `rounds`: the most that any of them is behind."""
 
-    def __init__(
-        self, lanes: Lanes, head: MtpHead, pages: list[LayerPages], graphs: Graphs, dtype: torch.dtype
-    ) -> None:
-        """`pages`: of the head."""
-        self.lanes, self.head, self.pages, self.graphs = lanes, head, pages, graphs
+    def __init__(self, lanes: Lanes, drafter: MtpDrafter, graphs: Graphs, dtype: torch.dtype) -> None:
+        head = drafter.head
+        self.lanes, self.head, self.pages, self.graphs = lanes, head, drafter.pool.layers, graphs
         most, device = len(lanes.position), lanes.device
         size = head.embedding.shape[1] if head.fuse_matrix is None else head.fuse_matrix.shape[1]
         self.features = torch.zeros(most, RING, size, dtype=dtype, device=device)
@@ -44,8 +41,6 @@ class Unread:
         """What a lane brings with it, at most as much as is ever kept."""
         count = len(waiting.tokens)
         assert count <= RING
-        if waiting.features is None:
-            return
         tokens = torch.tensor(waiting.tokens).to(self.lanes.device, non_blocking=True)
         first = waiting.start % RING
         before = min(count, RING - first)  # the end of the ring
