@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.gpu import experts as module
-from forerun.kernels.gpu.experts import experts, route
+from forerun.kernels.gpu.experts import experts, experts_of_many, route
 from forerun.kernels.interface import Expert
 from forerun.kernels.reference import ReferenceKernels
 
@@ -92,6 +92,20 @@ def test_experts_agree_with_the_reference(
     ours = experts(x, ids, weights, mixture.gate_up, mixture.down)
     atol, rtol = CLOSE[dtype]
     torch.testing.assert_close(ours, expected, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("top", [1, 3])
+def test_a_prefill_chunk_reads_an_expert_once(top: int) -> None:
+    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    mixture = Mixture(10, 24, 16, dtype)
+    x = noise(40, 24, seed=3, dtype=dtype)
+    ids, weights = route(noise(40, 10, seed=4) - 9 * (torch.arange(10, device=DEVICE) == 4), top)  # nobody wants 4
+    assert 4 not in ids and module.groups(x, mixture.down)
+    expected = REFERENCE.experts(x, ids, weights, mixture.each, prefill=False)
+    ours = experts_of_many(x, ids, weights, mixture.gate_up, mixture.down)
+    atol, rtol = CLOSE[dtype]
+    torch.testing.assert_close(ours, expected, atol=atol, rtol=rtol)
+    assert not module.groups(x[:8], mixture.down) and not module.groups(x, mixture.down[:, :, :15])
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from forerun.cache.recurrent import StateSlots
 from forerun.kernels import compiled_recurrent as compiled
+from forerun.kernels import prefill as chunked
+from forerun.kernels import reference_recurrent
 from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.interface import Decay, DeltaLayout, Expert, Span
 from forerun.kernels.reference import ReferenceKernels
@@ -69,6 +71,23 @@ def test_the_recurrence_agrees_with_the_reference(layout: DeltaLayout) -> None:
         work = [(0, x[begin:end], gates[begin:end])]
         expected = theirs.run(work, None, prefill)  # the chunked form where the pass is a long prefill
         torch.testing.assert_close(ours.run(work, None, prefill), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 5, 64, 65, 128, 203, 300])
+def test_chunks_of_the_delta_rule_agree_with_one_row_after_another(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "DELTA_ROWS", 128)
+    queries, rows = random(count, LAYOUT.key_column), random(count, LAYOUT.record, seed=1) * LAYOUT.key_size**-0.5
+    heads = LAYOUT.value_heads
+    rows[:, -2 * heads :] = random(count, 2 * heads, seed=2).sigmoid()
+    rows[count // 2, -2 * heads] = 0.0  # a decay that has underflowed
+    begun = random(heads, LAYOUT.key_size, LAYOUT.value_size, seed=3)
+    state, expected = begun, []
+    for query, row in zip(queries, rows, strict=True):
+        state = reference_recurrent.advance(state, row, LAYOUT)
+        expected.append(reference_recurrent.read(state, query, LAYOUT))
+    answers, end = chunked.chunked_delta_rule(queries, rows, begun, LAYOUT)
+    torch.testing.assert_close(answers, torch.stack(expected), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(end, state, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kernels", [CpuKernels(False), ReferenceKernels()], ids=["cpu", "reference"])

@@ -21,7 +21,7 @@ from forerun.loading import load_model
 from forerun.sample.parameters import SamplingParams
 from forerun.text.chat import encode_prompt
 
-BATCHES = {1: 16, 2: 8, 4: 5, 8: 4, 16: 3, 32: 3, 64: 1}  # sets of prompts for each
+BATCHES = {1: 16, 2: 8, 4: 5, 8: 4, 16: 3, 32: 3, 64: 3}  # sets of prompts for each
 DEPTHS = (1, 2, 3, 4, 5, 6)
 TOKENS = 128
 

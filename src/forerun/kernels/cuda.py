@@ -128,9 +128,10 @@ class CudaKernels:
         gate_up = torch.stack([weight_of(expert.gate_up).weight for expert in experts])
         return Stacked(gate_up, torch.stack([weight_of(expert.down).weight for expert in experts]))
 
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:  # noqa: ARG002
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:
         assert isinstance(experts, Stacked)
-        return mixture.experts(x, ids, weights, experts.gate_up, experts.down)
+        run = mixture.experts_of_many if prefill and mixture.groups(x, experts.down) else mixture.experts
+        return run(x, ids, weights, experts.gate_up, experts.down)
 
 
 def on_device(spans: Rows) -> Grid:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 
 from forerun.kernels.interface import DeltaLayout, HeadLayout, LayerPages, Span
+
+DELTA_CHUNK = 64  # rows of the gated delta rule that are solved together
+DELTA_ROWS = 1024  # whose chunks are worked on side by side: more would take much memory
 
 
 def gather(span: Span, layer: LayerPages, length: int) -> tuple[Tensor, Tensor]:
@@ -39,40 +43,46 @@ def prefill_attention(qkv: Tensor, layout: HeadLayout, span: Span, layer: LayerP
     return out[0].transpose(0, 1).flatten(1)
 
 
-def chunked_delta_rule(
-    queries: Tensor, rows: Tensor, state: Tensor, layout: DeltaLayout, size: int = 64
-) -> tuple[Tensor, Tensor]:
-    """The gated delta rule over many rows at once, `size` at a time; the same up to rounding as one after another.
+def chunked_delta_rule(queries: Tensor, rows: Tensor, state: Tensor, layout: DeltaLayout) -> tuple[Tensor, Tensor]:
+    """The gated delta rule over many rows at once; the same up to rounding as one after another.
 
     queries [rows, key heads · key size], rows [rows, layout.record] as they are recorded, state [value heads, key size,
     value size] → answers [rows, layout.values] and the state after the last row.
     """
     answers = []
-    for q, row in zip(queries.split(size), rows.split(size), strict=True):
-        answer, state = _delta_chunk(q, row, state, layout)
+    for some, recorded in zip(queries.split(DELTA_ROWS), rows.split(DELTA_ROWS), strict=True):
+        answer, state = _delta_rows(some, recorded, state, layout)
         answers.append(answer)
     return torch.cat(answers), state
 
 
-def _delta_chunk(queries: Tensor, rows: Tensor, state: Tensor, layout: DeltaLayout) -> tuple[Tensor, Tensor]:
+def _delta_rows(queries: Tensor, rows: Tensor, state: Tensor, layout: DeltaLayout) -> tuple[Tensor, Tensor]:
+    """Chunks side by side, but for the state that goes from one to the next. Shapes: [chunks, heads, size, …]."""
     heads, group = layout.value_heads, layout.value_heads // layout.key_heads
-    parts = rows.split([layout.key_column, layout.values, heads, heads], dim=1)
-    q, k = (
-        part.unflatten(1, (layout.key_heads, layout.key_size)).repeat_interleave(group, dim=1).transpose(0, 1)
-        for part in (queries, parts[0])
-    )  # [heads, rows, key size]
-    v = parts[1].unflatten(1, (heads, layout.value_size)).transpose(0, 1)  # [heads, rows, value size]
-    beta = parts[3].T[..., None]  # [heads, rows, 1]
+    size = min(DELTA_CHUNK, len(rows))
+    chunks = -(-len(rows) // size)
+
+    def blocks(x: Tensor, parts: int) -> Tensor:
+        """[rows, parts · n] → [chunks, parts, size, n]; rows that are not add nothing and fade nothing."""
+        padded = F.pad(x, (0, 0, 0, chunks * size - len(x)))
+        return padded.unflatten(1, (parts, -1)).unflatten(0, (chunks, size)).transpose(1, 2)
+
+    keys, values, alpha, strength = rows.split([layout.key_column, layout.values, heads, heads], dim=1)
+    q, k = (blocks(x, layout.key_heads).repeat_interleave(group, dim=1) for x in (queries, keys))
+    v, beta = blocks(values, heads), blocks(strength, heads)
     # A decay that underflowed to zero has no logarithm; the smallest normal number fades just as completely.
-    fade = parts[2].T.clamp_min(torch.finfo(torch.float32).tiny).log().cumsum(1)  # [heads, rows]
-    between = (fade[:, :, None] - fade[:, None, :]).tril().exp().tril()  # decay from a row (column) to a later one
-    onto = ((beta * k) @ k.transpose(1, 2) * between).tril(-1)
-    identity = torch.eye(len(rows), device=rows.device)
-    right = torch.cat([beta * v, beta * k * fade.exp()[..., None]], dim=2)
-    solved = torch.linalg.solve_triangular(identity + onto, right, upper=False, unitriangular=True)
-    written, read = solved.split([layout.value_size, layout.key_size], dim=2)
-    change = written - read @ state  # [heads, rows, value size]
-    answer = (q * fade.exp()[..., None]) @ state + (q @ k.transpose(1, 2) * between) @ change
-    left = (fade[:, -1:] - fade).exp()[..., None]  # decay from each row to the last
-    state = state * fade[:, -1:, None].exp() + (k * left).transpose(1, 2) @ change
-    return answer.transpose(0, 1).flatten(1), state
+    fade = blocks(alpha.clamp_min(torch.finfo(torch.float32).tiny).log(), heads)[..., 0].cumsum(2)
+    faded = fade.exp()[..., None]
+    between = (fade[..., None] - fade[..., None, :]).tril().exp().tril()  # decay from a row (column) to a later one
+    onto = (beta * k) @ k.mT * between  # below the diagonal: what a row changes in what a later one writes
+    right = torch.cat([beta * v, beta * k * faded], dim=3)
+    solved = torch.linalg.solve_triangular(onto, right, upper=False, unitriangular=True)
+    written, read = solved.split([layout.value_size, layout.key_size], dim=3)
+    left = (k * (fade[..., -1:] - fade).exp()[..., None]).mT  # keys with the decay from their row to the last
+    states, changes = [], []
+    for chunk in range(chunks):
+        states.append(state)
+        changes.append(torch.baddbmm(written[chunk], read[chunk], state, alpha=-1))
+        state = torch.baddbmm(state * faded[chunk, :, -1:], left[chunk], changes[-1])
+    answers = (q * faded) @ torch.stack(states) + (q @ k.mT * between) @ torch.stack(changes)
+    return answers.transpose(1, 2).flatten(2).flatten(0, 1)[: len(rows)], state

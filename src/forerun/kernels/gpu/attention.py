@@ -20,7 +20,8 @@ from forerun.kernels.interface import Grid, HeadLayout, LayerPages
 TILE = 16  # rows of a product: the least that tensor cores take
 LONGEST_BLOCK = 64  # keys
 BLOCK_AREA = 8192  # keys · padded head size of a block, at most: the blocks of large heads are shorter
-MERGED = 512  # splits · padded head size that are read at once in a merge: what fits into registers
+MERGED = 1024  # splits · padded head size that are read at once in a merge: what fits into registers
+FEW = 2  # splits that are read at once where no more are left: short contexts have few
 PROGRAMS = 128  # for each tile, about as many as a GPU has multiprocessors
 LOG2_E = math.log2(math.e)
 
@@ -69,6 +70,39 @@ def _read_block(
 
 
 @triton.jit
+def _add_splits(
+    acc: typing.Any,  # [TILE, PADDED]
+    start: typing.Any,  # the first of COUNT splits
+    row: typing.Any,
+    real: typing.Any,
+    first: typing.Any,
+    last: typing.Any,
+    partial: typing.Any,
+    peaks: typing.Any,
+    level: typing.Any,  # [TILE], as whole
+    whole: typing.Any,
+    SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+    COUNT: tl.constexpr,
+) -> typing.Any:
+    """The weighted results of splits are added in ascending order; those without keys add exactly nothing."""
+    column = tl.arange(0, acc.shape[1])
+    for offset in tl.static_range(COUNT):
+        one = start + offset
+        mine = real & (last - (last + SPLITS - one) % SPLITS >= first)
+        part_peak = tl.load(peaks + one * TILE + row, mask=mine, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(
+            partial + (one * TILE + row)[:, None] * acc.shape[1] + column[None, :],
+            mask=mine[:, None] & (column < SIZE)[None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        acc += (tl.exp2(part_peak - level) / whole)[:, None] * part
+    return acc
+
+
+@triton.jit
 def _merge(
     row: typing.Any,  # [TILE]
     real: typing.Any,  # [TILE] rows that are
@@ -81,12 +115,12 @@ def _merge(
     PADDED: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    MANY: tl.constexpr,
+    FEW: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> typing.Any:
-    """The attention of a tile [TILE, PADDED]: splits in ascending order; those without keys add exactly nothing."""
+    """The attention of a tile [TILE, PADDED]: splits in ascending order, MANY at once and the rest FEW at once."""
     split = tl.arange(0, SPLITS)
-    column = tl.arange(0, PADDED)
     used = real[:, None] & (last - (last + SPLITS - split) % SPLITS >= first)[None, :]  # is its last block seen?
     place = split[None, :] * TILE + row[:, None]
     peak = tl.load(peaks + place, mask=used, other=float("-inf"), cache_modifier=".cg")  # [TILE, SPLITS]
@@ -95,21 +129,16 @@ def _merge(
     whole = tl.where(real, tl.sum(tl.exp2(peak - level[:, None]) * total, axis=1), 1.0)
     acc = tl.zeros((TILE, PADDED), tl.float32)
     # Without a window the blocks start at 0, and splits past the last block have none.
-    steps = SPLITS // TOGETHER
-    if WINDOW == 0:
-        steps = (tl.minimum(last + 1, SPLITS) + TOGETHER - 1) // TOGETHER
-    for step in range(steps):
-        for offset in tl.static_range(TOGETHER):
-            one = step * TOGETHER + offset
-            mine = real & (last - (last + SPLITS - one) % SPLITS >= first)
-            part_peak = tl.load(peaks + one * TILE + row, mask=mine, other=float("-inf"), cache_modifier=".cg")
-            part = tl.load(
-                partial + (one * TILE + row)[:, None] * PADDED + column[None, :],
-                mask=mine[:, None] & (column < SIZE)[None, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            acc += (tl.exp2(part_peak - level) / whole)[:, None] * part
+    count = tl.minimum(last + 1, SPLITS) if WINDOW == 0 else SPLITS
+    bulk = count // MANY * MANY
+    for start in range(0, bulk, MANY):
+        acc = _add_splits(
+            acc, start, row, real, first, last, partial, peaks, level, whole, SIZE, SPLITS, TILE, MANY
+        )  # fmt: skip
+    for start in range(bulk, count, FEW):
+        acc = _add_splits(
+            acc, start, row, real, first, last, partial, peaks, level, whole, SIZE, SPLITS, TILE, FEW
+        )  # fmt: skip
     return acc
 
 
@@ -143,7 +172,8 @@ def _attend(
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    MANY: tl.constexpr,
+    FEW: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ) -> None:
@@ -151,7 +181,6 @@ def _attend(
     split = tl.program_id(0)
     lane = tl.program_id(1)
     sequence = tl.program_id(2)
-    after_previous()
     kv_head = lane % KV_HEADS
     first_row = lane // KV_HEADS * TILE  # of the sequence's width · GROUP
     begin = tl.load(position + sequence)
@@ -162,9 +191,10 @@ def _attend(
     if WINDOW > 0:
         first = tl.maximum(begin + first_row // GROUP - (WINDOW - 1), 0) // BLOCK
     start = first + (split + SPLITS - first % SPLITS) % SPLITS
-    # Without a window this load does not wait for `begin`.
+    # Without a window this load does not wait for `begin`. Both are older than the kernel before, which may still run.
     pages = table + sequence.to(tl.int64) * table_stride
     page = tl.load(pages + tl.minimum(start * BLOCK // PAGE, table_columns - 1)).to(tl.int64)
+    after_previous()
 
     if start > last:
         return  # this split has no block: nobody waits for it
@@ -202,7 +232,7 @@ def _attend(
         tl.store(counters + own, 0)
         result = _merge(
             row, real, first, last, partial + tile_partial, peaks + tile_sums, sums + tile_sums,
-            SIZE, PADDED, SPLITS, TILE, TOGETHER, WINDOW,
+            SIZE, PADDED, SPLITS, TILE, MANY, FEW, WINDOW,
         )  # fmt: skip
         out_row = sequence.to(tl.int64) * width + (first_row + row) // GROUP
         out_head = kv_head * GROUP + (first_row + row) % GROUP
@@ -229,6 +259,7 @@ def attention(
     block = min(page, LONGEST_BLOCK, BLOCK_AREA // padded)
     lanes = layout.kv_heads * triton.cdiv(grid.width * group, TILE)
     parts = splits(layout)
+    many = max(1, min(8, parts, MERGED // padded))
     assert page >= 16 and page % block == 0 and counters.numel() >= sequences * lanes
     assert qkv.stride(1) == 1 and layer.keys[0].is_contiguous() and layer.values[0].is_contiguous()
     out = torch.empty(len(qkv), layout.heads * layout.size, dtype=qkv.dtype, device=qkv.device)
@@ -260,10 +291,11 @@ def attention(
         block,
         parts,
         TILE,
-        max(1, min(8, parts, MERGED // padded)),
+        many,
+        min(FEW, many),
         window,
         softcap * LOG2_E,
-        num_warps=4,
+        num_warps=8 if padded > 128 else 4,
         num_stages=3,
         launch_pdl=overlaps(qkv.device),
     )

@@ -18,7 +18,7 @@ from forerun.kernels.gpu.overlap import let_next_in, overlaps, wait_for_previous
 from forerun.kernels.matrix import FloatMatrix
 
 MULTIPROCESSORS = 132  # tilings are chosen for a large GPU; a smaller one runs the same programs in more waves
-NARROW = 12_000_000  # weights: programs of a smaller matrix take fewer outputs and longer splits
+NARROW = 10_000_000  # weights: programs of a smaller matrix take fewer outputs and longer splits
 ROWS = 16  # the smallest tile a tensor core takes
 COPIED = 16  # bytes: rows of a tile that are copied in bulk start at multiples of it
 
@@ -43,16 +43,18 @@ def tiling(outputs: int, inputs: int, gated: bool, tile: int = ROWS) -> Tiling:
     """
     narrow = gated or outputs < 2048 or outputs * inputs < NARROW
     width = 32 if narrow else 64
-    step = 64 if inputs < 1024 or tile > ROWS else 128
+    small = inputs < 1024
+    step = 64 if tile > ROWS or (small and not gated) else 128
     programs, splits = -(-outputs // (2 * width if gated else width)), 1
-    shortest = 64 if inputs < 1024 else 128
-    alone = programs >= 1.2 * MULTIPROCESSORS
-    if not alone:
+    if not (programs >= 1.2 * MULTIPROCESSORS or (small and gated)):
+        shortest = 64 if small else 128 if narrow else 1024
         wanted = min(8, 1.8 * MULTIPROCESSORS / programs, inputs / shortest)
         splits = next(count for count in (2, 4, 6, 8) if count >= wanted)
         splits = -(-inputs // split_inputs(inputs, splits))  # those that have any
-    deep = alone and not gated and programs < 1.5 * MULTIPROCESSORS  # few programs: more for each on its way
-    return Tiling(tile, width, step, splits, 4, 4 if deep or step == 64 else 3)
+        if programs * splits < MULTIPROCESSORS and width == 32:
+            width, programs = 16, -(-outputs // 16)
+    few = not gated and programs * splits < 1.5 * MULTIPROCESSORS  # then each has more on its way
+    return Tiling(tile, width, step, splits, 4, 4 if few or step == 64 else 3)
 
 
 def row_tile(rows: int) -> int:

@@ -82,15 +82,20 @@ def _place(
     REST_BLOCK: tl.constexpr,
 ) -> None:
     """One head of one row. The thread that has column i of a pair also has column i + HALF, so in place is safe."""
-    after_previous()
     row = tl.program_id(0)
     head = tl.program_id(1)  # queries, then keys, then values
     sequence = row // width
+    # Positions, pages and angles are older than the projection, which may still run.
     at = tl.load(position + sequence) + row % width
     page = tl.load(table + sequence.to(tl.int64) * table_stride + at // PAGE).to(tl.int64)
     slot = at % PAGE
     pair = tl.arange(0, HALF_BLOCK)
     other = 2 * HALF + tl.arange(0, REST_BLOCK)  # columns that are not rotated
+    turn = at.to(tl.int64) * HALF + pair
+    turns = (pair < HALF) & (head < HEADS + KV_HEADS)
+    cosine = tl.load(cos + turn, mask=turns, other=0.0)
+    sine = tl.load(sin + turn, mask=turns, other=0.0)
+    after_previous()
     source = qkv + row.to(tl.int64) * qkv_stride + head * SIZE
     dtype: tl.constexpr = qkv.dtype.element_ty
     left = tl.load(source + pair, mask=pair < HALF, other=0.0).to(tl.float32)
@@ -98,9 +103,6 @@ def _place(
     rest = tl.load(source + other, mask=other < SIZE, other=0.0).to(tl.float32)
 
     if head < HEADS + KV_HEADS:
-        turn = at.to(tl.int64) * HALF + pair
-        cosine = tl.load(cos + turn, mask=pair < HALF, other=0.0)
-        sine = tl.load(sin + turn, mask=pair < HALF, other=0.0)
         if head < HEADS:
             if query_norm is not None:
                 left, right, rest = _norm(left, right, rest, query_norm, pair, other, eps, SIZE, HALF, dtype)
