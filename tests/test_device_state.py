@@ -10,7 +10,9 @@ import pytest
 import torch
 from device_engines import DEVICE, PAGE, PROMPTS, SLOW, TOKENS, answers, device_engine, tiny_folder, tiny_head
 from engines import NoText, finish, request
+from tiny_qwen import tiny_qwen
 
+from forerun.cache.device_recurrent import DeviceStates
 from forerun.cache.pages import SequenceCache
 from forerun.draft.mtp import MtpDrafter
 from forerun.engine import device_round, scheduler, unread
@@ -208,6 +210,34 @@ def test_a_padded_prompt_gives_what_it_gives_alone(folder: Path, head: Path, mon
             torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-5, equal_nan=True)
         assert torch.isfinite(found[0][0]).all() == (length != 20)
     assert [count for count, _ in engine.target.prompts.passes] == [32, 16]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("sparse", [False, pytest.param(True, marks=SLOW)])
+def test_recurrent_layers_see_nothing_of_the_padding(tmp_path: Path, sparse: bool) -> None:
+    """Lengths on both sides of the convolution's window, one after another in one slot."""
+    engine = device_engine(tiny_qwen(tmp_path, sparse=sparse), None, rounds=False)
+    states = engine.pool.states
+    assert isinstance(engine.target, GraphedTarget) and isinstance(states, DeviceStates)
+    for length in (2, 20) if sparse else (2, 20, 3):
+        found = []
+        for target in (engine.target, engine.model):
+            cache = SequenceCache(engine.pool)
+            cache.grow(length + 2)
+            prompt = [length + n for n in range(length)]
+            output = target.forward(make_pass([(cache, prompt)], last_only=True, prefill=True))
+            parts = [output.logits.clone(), output.hidden.clone()]
+            cache.commit(length)
+            assert cache.slot is not None
+            parts += [part for layer in states.copy(cache.slot, DEVICE).layers for part in (layer[0], layer[1][:3])]
+            output = engine.target.forward(make_pass([(cache, [7, 8])], last_only=False))
+            found.append([*parts, output.logits.clone()])
+            cache.commit(2)
+            cache.release()
+        for padded, alone in zip(*found, strict=True):
+            torch.testing.assert_close(padded, alone, atol=5e-4, rtol=1e-3)
+        assert found[0][2].any()
+    assert [count for count, _ in engine.target.prompts.passes] == [16, 32]
 
 
 def pages_of(engine: Engine) -> list[tuple[torch.Tensor, int]]:

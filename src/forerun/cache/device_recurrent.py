@@ -81,10 +81,20 @@ class DeviceStates(Slots):
     def span(self, slot: int, count: int) -> SpanState:
         """Where the next `count` rows of a prompt find and leave their state."""
         assert slot not in self._decoded, "a prompt comes before the answer: nothing is left to replay"
+        return SpanState(slot, list[RecurrentLayer](self.layers), self._staged(count))
+
+    def first_span(self, count: int) -> SpanState:
+        """Where the first rows of any prompt find their state, which is empty, and leave it: a graph's own."""
+        layout = self.layout
+        state = torch.zeros(1, layout.value_heads, layout.key_size, layout.value_size, device=self.device)
+        inputs = torch.zeros(1, layout.window - 1, layout.width, device=self.device)
+        empty = RecurrentLayer(state, inputs, state[:0], self.kept[:0])
+        return SpanState(0, [empty] * len(self.layers), self._staged(count))
+
+    def _staged(self, count: int) -> Staged:
         layout, layers = self.layout, len(self.layers)
         state = torch.empty(layers, layout.value_heads, layout.key_size, layout.value_size, device=self.device)
-        inputs = torch.empty(layers, layout.window - 1, layout.width, device=self.device)
-        return SpanState(slot, list[RecurrentLayer](self.layers), Staged(count, state, inputs))
+        return Staged(count, state, torch.empty(layers, layout.window - 1, layout.width, device=self.device))
 
     def decode_span(self, slot: int) -> SpanState:
         """What `commit` wants to see after a decode pass."""

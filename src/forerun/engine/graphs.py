@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from forerun.cache.device_recurrent import DeviceStates
 from forerun.cache.pages import PagePool
 from forerun.engine.probe import RowCounts
 from forerun.kernels.interface import WIDEST, Grid, Span
@@ -148,7 +149,7 @@ class GraphedPrompts:
     """The first chunk of a prompt, which is mostly all of it: the host would take ten times as long as the device.
 
     It is padded to a length that a graph is captured for. A row sees nothing of rows after it, so padding changes no
-    result; what it writes lies after the prompt, where the answer will be written. Recurrent layers do see it.
+    result; what it writes lies after the prompt, where the answer will be written. Recurrent layers are told of it.
     """
 
     def __init__(self, decoder: Decoder, pool: PagePool, graphs: Graphs, pages: int) -> None:
@@ -161,12 +162,13 @@ class GraphedPrompts:
         self.wanted = torch.zeros(1, dtype=torch.int64, device=device)
         self.start = torch.zeros(1, dtype=torch.int32, device=device)
         self.slot = torch.full((1,), pool.spare_slot, dtype=torch.int32, device=device)
+        self.state = pool.states.first_span(PROMPTS[-1]) if isinstance(pool.states, DeviceStates) else None
         self.passes: dict[tuple[int, bool], Replay[Output]] = {}  # by tokens and features
 
     def takes(self, batch: Pass) -> bool:
-        """Is it a first chunk, and are padded rows harmless?"""
+        """Is it a first chunk?"""
         grid = batch.spans
-        if not batch.prefill or not isinstance(grid, Grid) or grid.chunk is None or self.pool.states is not None:
+        if not batch.prefill or not isinstance(grid, Grid) or grid.chunk is None:
             return False
         return grid.chunk.position == 0 and grid.width <= PROMPTS[-1] and batch.wanted is not None
 
@@ -184,12 +186,17 @@ class GraphedPrompts:
         self.tokens[count : key[0]] = batch.tokens[-1]  # its own: nothing of another request may be near
         self.wanted.copy_(batch.wanted)
         output = self.passes[key]()
+        if self.state is not None:
+            assert grid.chunk is not None and grid.chunk.state is not None
+            ours, theirs = self.state.staged, grid.chunk.state.staged
+            assert ours is not None and theirs is not None
+            theirs.state, theirs.inputs = ours.state, ours.inputs  # committed before the next pass
         features = None if output.features is None else output.features[:count]
         return Output(output.logits, output.hidden[:count], features)
 
     def _capture(self, count: int, features: bool) -> Replay[Output]:
         tokens = self.tokens[:count]
-        span = Span(start=0, count=count, position=0, pages=self.table[0])
-        grid = Grid(count, self.start, self.table, self.slot, (), span)
+        span = Span(0, count, 0, self.table[0], self.state)
+        grid = Grid(count, self.start, self.table, self.slot, (), span, self.wanted)
         batch = Pass(tokens, tokens, grid, self.pool.layers, self.wanted, True, features)
         return self.graphs.capture(lambda: self.decoder.forward(batch))

@@ -114,8 +114,8 @@ class CudaKernels:
         grid = on_device(spans)
         if prefill:
             assert grid.chunk is not None
-            mixed = recurrent_prefill.convolve(x, layout, [grid.chunk], layer, convolution)
-            return recurrent_prefill.delta_rule(mixed, gates, layout, [grid.chunk], layer, decay)
+            mixed = recurrent_prefill.convolve(x, layout, [grid.chunk], layer, convolution, grid.last)
+            return recurrent_prefill.delta_rule(mixed, gates, layout, [grid.chunk], layer, decay, grid.last)
         return recurrent.recurrence(x, gates, layout, grid, state_of(grid, layer), convolution, decay)
 
     def gated_norm(self, x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:

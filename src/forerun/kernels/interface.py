@@ -125,6 +125,7 @@ class Grid:
     slot: Tensor  # [sequences] int32, in the recurrent state
     states: Sequence[RecurrentLayer] = ()  # by recurrent layer
     chunk: Span | None = None  # the one sequence of a prefill pass, as the host knows it
+    last: Tensor | None = None  # [1] int64: the last row of a prefill pass that counts, where it is padded
 
 
 @dataclass(slots=True)

@@ -65,7 +65,8 @@ def _delta_rows(queries: Tensor, rows: Tensor, state: Tensor, layout: DeltaLayou
     def blocks(x: Tensor, parts: int) -> Tensor:
         """[rows, parts · n] → [chunks, parts, size, n]; rows that are not add nothing and fade nothing."""
         padded = F.pad(x, (0, 0, 0, chunks * size - len(x)))
-        return padded.unflatten(1, (parts, -1)).unflatten(0, (chunks, size)).transpose(1, 2)
+        split: Tensor = padded.unflatten(1, (parts, -1)).unflatten(0, (chunks, size))
+        return split.transpose(1, 2)
 
     keys, values, alpha, strength = rows.split([layout.key_column, layout.values, heads, heads], dim=1)
     q, k = (blocks(x, layout.key_heads).repeat_interleave(group, dim=1) for x in (queries, keys))
