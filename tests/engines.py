@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,18 @@ class NoText:
 
     def flush(self) -> str:
         return ""
+
+
+class Impatient(NoText):
+    """Presses Ctrl-C in the middle of a token, once in every round."""
+
+    pressed = False
+
+    def push(self, token: int) -> tuple[str, bool]:
+        if not self.pressed:
+            self.pressed = True
+            signal.raise_signal(signal.SIGINT)
+        return super().push(token)
 
 
 def decoder(folder: Path, quantize: bool) -> Decoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from device_engines import DEVICE, PAGE, PROMPTS, SLOW, TOKENS, answers, device_engine, tiny_folder, tiny_head
-from engines import NoText, finish, request
+from engines import Impatient, NoText, finish, request
 from tiny_qwen import tiny_qwen
 
 from forerun.cache.device_recurrent import DeviceStates
@@ -219,7 +220,7 @@ def test_recurrent_layers_see_nothing_of_the_padding(tmp_path: Path, sparse: boo
     engine = device_engine(tiny_qwen(tmp_path, sparse=sparse), None, rounds=False)
     states = engine.pool.states
     assert isinstance(engine.target, GraphedTarget) and isinstance(states, DeviceStates)
-    for length in (2, 20) if sparse else (2, 20, 3):
+    for length in (2, 20):
         found = []
         for target in (engine.target, engine.model):
             cache = SequenceCache(engine.pool)
@@ -311,6 +312,25 @@ def test_an_interrupted_capture_loses_nothing(
         with suppress(KeyboardInterrupt):
             engine.step()
     assert interrupted and sequence.answer == plain
+
+
+@pytest.mark.parametrize("depth", [None, pytest.param(2, marks=SLOW)])
+def test_an_interrupt_in_every_round_loses_nothing(folder: Path, head: Path, depth: int | None) -> None:
+    """While the next round is under way already."""
+    engine = device_engine(folder, head)
+    wish = {"max_tokens": 7, "draft": "mtp", "draft_tokens": depth} if depth else {"max_tokens": 7}
+    plain = answers(engine, request(PROMPTS[0], **wish))[0]
+    sink, interrupted = Impatient(), 0
+    sequence = engine.submit(request(PROMPTS[0], **wish), sink)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    for _ in range(40):
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            interrupted += 1
+            sink.pressed = False
+    signal.signal(signal.SIGINT, before)
+    assert sequence.answer == plain and interrupted > 2
 
 
 def test_plain_rounds_that_draft_tell_what_plain_decoding_costs(folder: Path) -> None:

@@ -15,6 +15,7 @@ from forerun.engine.costs import CostTable, Proportions
 from forerun.engine.device_round import DeviceRounds
 from forerun.engine.flight import Flight, Wish, runs_on_device, tries, uploads
 from forerun.engine.following import announce, feed, switch_off, tell, wants_features
+from forerun.engine.interrupts import interrupts_held
 from forerun.engine.policy import DepthPolicy, Policy
 from forerun.engine.request import MAX_DEPTH, Request
 from forerun.engine.round import NOTHING, Turn, propose, run_round, verify
@@ -137,11 +138,17 @@ class Engine:
         return self.costs if self.device is None or all(map(runs_on_device, requests)) else self._general_costs
 
     def step(self) -> None:
-        """Admit, prefill one chunk, run one round."""
-        self.scheduler.admit()
+        """Admit, prefill one chunk, run one round. Who interrupts it finds everything whole."""
+        with interrupts_held():
+            self.scheduler.admit()
         sequence = self.scheduler.prefilling()
         if sequence is not None:
             self._prefill(sequence)
+        with interrupts_held():
+            self._round()
+
+    def _round(self) -> None:
+        """One round of all who run, or the landing of the one under way."""
         if self.device is not None and self.device.flight is not None:
             self.land(go_on=True)
             return
@@ -284,17 +291,19 @@ class Engine:
         stop = min(start + self.chunk - start % self.chunk, len(prompt))
         features = wants_features(sequence, self.drafters)
         batch = make_pass([(cache, list(prompt[start:stop]))], last_only=True, prefill=True, features=features)
-        output = self.target.forward(batch)
-        cache.commit(stop - start)
-        feed(sequence, self.drafters, output, 0, stop - start)
-        if stop == len(prompt):
-            announce(sequence, self.drafters)
-            sequence.status = Status.RUNNING
-            turn = Turn(sequence, PLAIN, NOTHING)
-            for _, (_, token) in verify([turn], output, self.vocab):
-                sequence.emit(token, from_draft=False)
+        output = self.target.forward(batch)  # which may take seconds, and has no consequence yet
+        with interrupts_held():
+            cache.commit(stop - start)
+            feed(sequence, self.drafters, output, 0, stop - start)
+            if stop == len(prompt):
+                announce(sequence, self.drafters)
+                sequence.status = Status.RUNNING
+                turn = Turn(sequence, PLAIN, NOTHING)
+                for _, (_, token) in verify([turn], output, self.vocab):
+                    sequence.emit(token, from_draft=False)
         sequence.counters.prefill_seconds += time.perf_counter() - began
 
+    @interrupts_held()
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two steps. Its state stays whole: `resume` goes on where it was."""
         self.land(go_on=False)
@@ -331,6 +340,7 @@ class Engine:
         if sequence.status is Status.PAUSED:
             sequence.status = Status.RUNNING if sequence.cache.parked is None else Status.PARKED
 
+    @interrupts_held()
     def release(self, sequence: Sequence) -> None:
         """Free everything a sequence holds."""
         self.cancel(sequence)
