@@ -11,10 +11,10 @@ import pytest
 import torch
 from device_engines import DEVICE, PAGE, PROMPTS, SLOW, TOKENS, answers, device_engine, tiny_folder, tiny_head
 from engines import Impatient, NoText, finish, request
-from tiny_qwen import tiny_qwen
+from tiny_qwen import random_model, save_model, tiny_qwen
 
 from forerun.cache.device_recurrent import DeviceStates
-from forerun.cache.pages import SequenceCache
+from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.mtp import MtpDrafter
 from forerun.engine import device_round, scheduler, unread
 from forerun.engine.controller import PLAIN, Controller, Decision
@@ -22,13 +22,18 @@ from forerun.engine.costs import CostTable
 from forerun.engine.engine import Engine
 from forerun.engine.flight import Flight, Shape, learn_costs
 from forerun.engine.graphs import GraphedTarget
+from forerun.engine.on_device import graphed_target
 from forerun.engine.round import NOTHING, Turn
+from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu import attention
+from forerun.loading import attach_head
+from forerun.models.families import build
 from forerun.models.layers.rows import make_pass
 from forerun.progress import NullProgress
+from forerun.weights.checkpoint import open_checkpoint
 
 # Rows that nobody looks at may overflow; the interpreter says so.
-pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in matmul")]
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in")]
 
 
 @pytest.fixture(autouse=True)
@@ -331,6 +336,42 @@ def test_an_interrupt_in_every_round_loses_nothing(folder: Path, head: Path, dep
             sink.pressed = False
     signal.signal(signal.SIGINT, before)
     assert sequence.answer == plain and interrupted > 2
+
+
+def test_an_interrupt_while_a_round_lands_for_a_pause(folder: Path) -> None:
+    engine = device_engine(folder, None)
+    wish = request(PROMPTS[0], max_tokens=6)
+    plain = answers(engine, wish)[0]
+    sink = Impatient()
+    sink.pressed = True
+    sequence = engine.submit(wish, sink)
+    assert engine.device is not None
+    while len(sequence.answer) < 2 or engine.device.flight is None:
+        engine.step()
+    sink.pressed = False
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        engine.pause(sequence)
+    signal.signal(signal.SIGINT, before)
+    engine.unpause(sequence)
+    run_beside = engine.submit(request(PROMPTS[1], max_tokens=2), NoText())  # lanes are seated anew
+    finish(engine, [sequence, run_beside])
+    assert sequence.answer == plain and len(sequence.emissions) == len(plain)
+
+
+def test_a_head_leaves_the_table_of_angles_where_graphs_read_it(tmp_path: Path) -> None:
+    """A native head shares it with its model, whose own context may be longer than what is asked for."""
+    path = save_model(tmp_path, random_model(False, max_position_embeddings=4096))
+    checkpoint = open_checkpoint(path)
+    decoder = build(checkpoint, CudaKernels(DEVICE), DEVICE, torch.float32, NullProgress())
+    pool = PagePool.for_model(decoder.config, 60, PAGE, torch.float32, DEVICE, slots=2, on_device=True)
+    graphed_target(decoder, pool, 1024)
+    table, head = decoder.rope.cos, decoder.native_head()
+    assert head is not None and head.block.rope is decoder.rope
+    attach_head(head, decoder, pool, decoder.config.vocab, 1024)
+    assert decoder.rope.cos is table
+    with pytest.raises(AssertionError, match="graphs"):
+        decoder.rope.reserve(4096)
 
 
 def test_plain_rounds_that_draft_tell_what_plain_decoding_costs(folder: Path) -> None:

@@ -108,6 +108,13 @@ def test_a_prefill_chunk_reads_an_expert_once(top: int) -> None:
     assert not module.groups(x[:8], mixture.down) and not module.groups(x, mixture.down[:, :, :15])
 
 
+@pytest.mark.parametrize(("major", "grouped"), [(8, False), (9, True), (10, True), (12, False)])
+def test_groups_only_where_no_host_is_asked(major: int, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (major, 0))
+    found = [module.groups_on.__wrapped__(torch.device("cuda"), dtype) for dtype in (torch.bfloat16, torch.float16)]
+    assert found == [grouped, False]
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_rows_do_not_see_their_neighbours(dtype: torch.dtype) -> None:
     hidden, inner = (1022, 510) if DEVICE.type == "cuda" else (14, 6)  # rows that start at any address

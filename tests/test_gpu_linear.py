@@ -67,8 +67,11 @@ def test_counters_are_left_at_zero() -> None:
     assert not products.counters.any()
 
 
-@pytest.mark.parametrize("shape", [(576, 576), (49152, 576), (2560, 9216), (248320, 2560), (1, 2048), (64, 2560)])
-def test_tilings_fit_the_matrix(shape: tuple[int, int]) -> None:
-    cut = tiling(*shape, gated=False)
+@pytest.mark.parametrize(
+    "shape", [(576, 576), (3072, 576), (49152, 576), (2560, 9216), (248320, 2560), (1, 2048), (64, 2560)]
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_tilings_fit_the_matrix(shape: tuple[int, int], gated: bool) -> None:
+    cut = tiling(*shape, gated=gated)
     assert cut.splits * cut.inputs <= 2 * shape[1] and cut.outputs >= 16
-    assert all(tiling(*shape, gated=False, tile=tile).splits == cut.splits for tile in (32, 64, 128))
+    assert all(tiling(*shape, gated=gated, tile=tile).splits == cut.splits for tile in (32, 64, 128))

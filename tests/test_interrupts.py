@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from engines import Impatient, NoText, decoder, engine, request
+from engines import Impatient, NoText, decoder, engine, finish, request, run
 from tiny import tiny_model
 
+import forerun
 from forerun.engine.interrupts import interrupts_held
 from forerun.engine.sequence import Status
 from forerun.models.layers.decoder import Decoder
+from forerun.progress import NullProgress
 
 PROMPT = [5, 6, 7, 8] * 5
 
@@ -46,6 +49,26 @@ def test_a_second_one_does_not_wait() -> None:
         signal.raise_signal(signal.SIGINT)
         done = True
     assert not done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_errors_do_not_hide_an_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt) as found, interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError
+    assert isinstance(found.value.__cause__, ValueError)
+    with pytest.raises(ValueError, match="mine"), interrupts_held():
+        raise ValueError("mine")
+
+
+def test_the_usual_handler_is_back_when_the_second_one_comes() -> None:
+    """It may come while the block is being left."""
+    usual = False
+    with pytest.raises(KeyboardInterrupt), interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert usual
 
 
 def test_blocks_inside_blocks_wait_for_the_outermost() -> None:
@@ -97,3 +120,59 @@ def test_answers_survive_an_interrupt_in_every_round(models: tuple[Decoder, Deco
     assert interrupted == 1 + sequence.counters.rounds  # the first token comes with the prompt
     machine.release(sequence)
     machine.pool.check([])
+
+
+def test_interrupted_measurements_leave_nothing_behind(
+    models: tuple[Decoder, Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = engine(models[0], draft_model=models[1])
+
+    def impatient() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(machine, "_round", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        machine.warm_up(False, NullProgress())
+    assert not machine.scheduler.active
+    machine.pool.check([])
+
+
+def test_a_prompt_that_was_left_half_read_is_read_to_its_end(models: tuple[Decoder, Decoder]) -> None:
+    """Cancelled in the middle of it, moved to host memory, taken up again."""
+    prompt = [(7 * n) % 200 + 5 for n in range(60)]
+    machine = engine(models[0], pages=16)
+    wish = request(prompt, max_tokens=6)
+    plain = run(machine, wish)[0].answer
+    sequence = machine.submit(wish, NoText())
+    machine.step()
+    assert 0 < sequence.cache.length < len(prompt)
+    machine.cancel(sequence)
+    other = machine.submit(request(prompt[:40], max_tokens=40), NoText())
+    machine.step()
+    assert sequence.cache.parked is not None
+    machine.release(other)
+    machine.resume(sequence)
+    finish(machine, [sequence])
+    assert sequence.answer == plain
+
+
+def test_the_answer_has_all_the_round_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = forerun.load(str(tiny_model(tmp_path, "llama")), dtype="float32")
+    plain = forerun.generate(model, PROMPT, max_tokens=30, draft="off", raw=True)
+    with forerun.stream(model, PROMPT, max_tokens=30, draft="off", raw=True) as answer:
+        shown = [next(answer).text for _ in range(2)]
+        whole = model.engine._round
+
+        def impatient() -> None:
+            signal.raise_signal(signal.SIGINT)
+            whole()
+
+        monkeypatch.setattr(model.engine, "_round", impatient)
+        with pytest.raises(KeyboardInterrupt):
+            next(answer)
+        response = answer.response()
+        assert response.completion_tokens == 3 == len(response.tokens)
+        shown += [chunk.text for chunk in answer.made()]
+        assert len(shown) == 3 and "".join(shown) == response.text == answer.response().text
+        monkeypatch.setattr(model.engine, "_round", whole)
+        assert "".join([*shown, *(chunk.text for chunk in answer)]) == plain.text

@@ -106,3 +106,13 @@ def test_every_place_among_many_rows_is_tried(folder: Path) -> None:
 
     model = build(open_checkpoint(folder), OneBadRow(), CPU, torch.float32, NullProgress())
     assert RowCounts(model).keep_bits(99) and not RowCounts(model).keep_bits(100)
+
+
+def test_gated_products_are_tried_as_such(folder: Path) -> None:
+    class Drifts(ReferenceKernels):
+        def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+            out = super().gated_linear(x, matrix, prefill)
+            return out if len(x) < 20 else out.nextafter(torch.tensor(torch.inf))
+
+    model = build(open_checkpoint(folder), Drifts(), CPU, torch.float32, NullProgress())
+    assert RowCounts(model).keep_bits(19) and not RowCounts(model).keep_bits(20)

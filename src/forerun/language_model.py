@@ -14,6 +14,7 @@ from forerun.engine.controller import Controller
 from forerun.engine.cost_file import CostFile
 from forerun.engine.costs import CostTable
 from forerun.engine.engine import Engine
+from forerun.engine.interrupts import interrupts_held
 from forerun.engine.kinds import kind_of
 from forerun.engine.probe import ProbeResult
 from forerun.engine.request import AcceptChoice, DraftChoice, Request
@@ -105,8 +106,9 @@ class LanguageModel:
         if draft == "auto" and (max_tokens is None or max_tokens >= WORTH_MEASURING):
             with torch.inference_mode():
                 self.engine.warm_up(sampling.filtered, progress or NullProgress())
-        sequence = self.engine.submit(request, AnswerText(self.tokenizer, tokens, stops))
-        return Generation(self, sequence, progress or NullProgress())
+        text = AnswerText(self.tokenizer, tokens, stops)
+        with interrupts_held():  # nobody else would release it
+            return Generation(self, self.engine.submit(request, text), progress or NullProgress())
 
     def _text(self, prompt: Prompt) -> str:
         """What a prompt says, in whatever form it came."""
@@ -143,9 +145,17 @@ class Generation:
             if sequence.status is Status.FINISHED:
                 return self._last()
             self._advance()
-        emission = sequence.emissions.popleft()
-        self._text.append(emission.text)
-        return Chunk(emission.text, emission.token, emission.from_draft)
+        emission = sequence.emissions[0]
+        chunk = Chunk(emission.text, emission.token, emission.from_draft)
+        with interrupts_held():
+            self._text.append(emission.text)
+            sequence.emissions.popleft()
+        return chunk
+
+    def made(self) -> Iterator[Chunk]:
+        """Chunks that are there already: who interrupts a round finds what it gave."""
+        while self.sequence.emissions:
+            yield next(self)
 
     def _advance(self) -> None:
         engine, sequence = self.model.engine, self.sequence
@@ -163,10 +173,15 @@ class Generation:
     def _last(self) -> Chunk:
         if self._ended:
             raise StopIteration
-        self._ended = True
         if self.sequence.error is not None:
+            self._ended = True
             self.close()
             raise self.sequence.error
+        with interrupts_held():
+            return self._end()
+
+    def _end(self) -> Chunk:
+        self._ended = True
         tail = self.sequence.sink.flush() if self.sequence.finish_reason != "cancelled" else ""
         self._text.append(tail)
         self.model.keep_costs()
@@ -180,7 +195,7 @@ class Generation:
         # The first token comes out of the prefill; decoding gave the rest.
         decoded = max(0, len(answer) - 1) + (sequence.finish_reason == "stop" and bool(counters.rounds))
         return Response(
-            text="".join(self._text),
+            text="".join([*self._text, *(emission.text for emission in sequence.emissions)]),
             tokens=answer,
             finish_reason=sequence.finish_reason or "cancelled",
             prompt_tokens=sequence.prompt_length,
@@ -210,8 +225,9 @@ class Generation:
 
     def extend(self, max_tokens: int) -> None:
         """Let an answer that was cut off go on for `max_tokens` more, as if it had never stopped."""
-        self.model.engine.resume(self.sequence, max_tokens)
-        self._ended = False
+        with interrupts_held():
+            self.model.engine.resume(self.sequence, max_tokens)
+            self._ended = False
 
     def cancel(self) -> None:
         """Stop here; the next chunk is the last. `extend` takes it up again."""

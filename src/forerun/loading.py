@@ -77,7 +77,7 @@ def load_model(
         drafters["model"] = load_drafter(draft_model, tokenizer, machine, context, vocab, progress)
     heads = load_head(head, checkpoint, decoder, vocab)
     if heads.head is not None:
-        drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab)
+        drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab, context)
     facts = {"model": fingerprint(checkpoint), "head": str(head), "draft model": str(draft_model)}
     cost_file = CostFile(forerun_home() / "costs", machine_facts(machine.device, machine.describe()) | facts)
     engine = Engine(
@@ -177,11 +177,11 @@ def load_head(wish: str | Path | None, checkpoint: Checkpoint, decoder: Decoder,
         return LoadedHead(None, str(error), [f"no MTP drafts: {error}"])
 
 
-def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int) -> MtpDrafter:
+def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int, context: int) -> MtpDrafter:
     """A drafter with a cache for as many tokens as the target's, and a target that shows what the head looks at."""
     decoder.taps = head.taps
     if pool.on_device:  # whose kernels look angles up and cannot make the table grow
-        head.block.rope.reserve(decoder.config.context + 2 * (MAX_DEPTH + 1))
+        head.block.rope.reserve(context + 2 * (MAX_DEPTH + 1))  # a table it shares with the model stays as it is
     layout = head.block.layout
     own = PagePool(layout, 1, pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device)
     return MtpDrafter(head, own, vocab, CHUNK)

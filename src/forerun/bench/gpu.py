@@ -63,7 +63,7 @@ def random_subject(name: str) -> Subject:
     if head is not None:
         head.vocabulary = torch.arange(DRAFT_VOCABULARY, device=machine.device)
         head.output = decoder.kernels.matrix(decoder.output_rows(head.vocabulary).to(machine.dtype), None)
-        drafters["mtp"] = attach_head(head, decoder, pool, vocab)
+        drafters["mtp"] = attach_head(head, decoder, pool, vocab, CONTEXT)
     target = graphed_target(decoder, pool, CONTEXT)
     rounds = device_rounds(target, drafters, vocab)
     engine = Engine(decoder, pool, drafters, vocab=vocab, context=CONTEXT, target=target, device=rounds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +41,7 @@ from forerun.errors import ForerunError
 
 if TYPE_CHECKING:
     from forerun.language_model import Generation
-    from forerun.response import Response
+    from forerun.response import Chunk, Response
 
 JSON_KEYS = (
     *("text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
@@ -236,14 +236,20 @@ def _check_sampling(sampling: Mapping[str, Any], lang_bias: str | None) -> None:
 def _follow(answer: Generation, show: bool) -> bool:
     """Write each piece of text at once. Ctrl-C ends the answer, not the report about it: then the result is False."""
     last = "\n"
-    try:
-        for chunk in answer:
+
+    def write(chunks: Iterable[Chunk]) -> None:
+        nonlocal last
+        for chunk in chunks:
             if show and chunk.text:
                 last = chunk.text[-1]
                 sys.stdout.write(chunk.text)
                 sys.stdout.flush()
+
+    try:
+        write(answer)
         finished = True
     except KeyboardInterrupt:
+        write(answer.made())
         finished = False
     if last != "\n":
         sys.stdout.write("\n")

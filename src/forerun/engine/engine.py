@@ -173,6 +173,7 @@ class Engine:
             run_round(turns, self.target, self.drafters, self.vocab, costs, began)
             self._judge()
 
+    @interrupts_held()
     def land(self, go_on: bool) -> None:
         """Take in the round that is under way on a device, if any; with `go_on` the next one may start at once."""
         device = self.device
@@ -261,9 +262,11 @@ class Engine:
             for arm in ("off", *(name for name in ("mtp", "model") if name in self.drafters)):
                 request = Request(prompt, SamplingParams(), 4 * rounds, draft=arm, draft_tokens=3)  # type: ignore[arg-type]
                 sequence = self.submit(request, Silence())
-                while sequence.status is not Status.FINISHED and sequence.counters.rounds < rounds:
-                    self.step()
-                self.release(sequence)
+                try:
+                    while sequence.status is not Status.FINISHED and sequence.counters.rounds < rounds:
+                        self.step()
+                finally:
+                    self.release(sequence)
 
     def _available(self, sequence: Sequence) -> dict[str, bool]:
         """Which arms have something to draft now. A long match of the lookup is an arm of its own."""
@@ -312,6 +315,7 @@ class Engine:
         if sequence.status is not Status.FINISHED:
             sequence.finish("cancelled")
 
+    @interrupts_held()
     def resume(self, sequence: Sequence, max_tokens: int | None = None) -> None:
         """Continue a sequence that was cancelled or reached its length, as if it had never stopped."""
         if sequence.finish_reason not in ("cancelled", "length"):
@@ -327,8 +331,9 @@ class Engine:
         elif sequence.cache.parked is not None:
             sequence.status = Status.PARKED
         else:
-            sequence.status = Status.RUNNING if len(sequence.tokens) > sequence.prompt_length else Status.PREFILL
+            sequence.status = sequence.awake
 
+    @interrupts_held()
     def pause(self, sequence: Sequence) -> None:
         """Leave a sequence out of the rounds until `unpause`."""
         self.land(go_on=False)

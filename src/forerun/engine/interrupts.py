@@ -21,12 +21,17 @@ def interrupts_held() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal pressed
         if pressed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.default_int_handler(number, frame)
         pressed = True
 
     signal.signal(signal.SIGINT, note)
     try:
         yield
+    except Exception as error:
+        if pressed:
+            raise KeyboardInterrupt from error
+        raise
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if pressed:

@@ -56,14 +56,16 @@ def cancelling_rows(rows: int, width: int, seed: int = 0) -> Tensor:
 class ProductProbe:
     """One product: every row of it against the same row alone. Many rows are a few again and again."""
 
-    def __init__(self, kernels: Kernels, matrix: Matrix, device: torch.device, dtype: torch.dtype) -> None:
-        self._kernels, self._matrix = kernels, matrix
+    def __init__(
+        self, kernels: Kernels, matrix: Matrix, device: torch.device, dtype: torch.dtype, gated: bool = False
+    ) -> None:
+        self._run, self._matrix = kernels.gated_linear if gated else kernels.linear, matrix
         self._x = cancelling_rows(DIFFERENT, matrix.shape[1]).to(device, dtype)
-        self._alone = torch.cat([kernels.linear(row, matrix, prefill=False) for row in self._x.split(1)])
+        self._alone = torch.cat([self._run(row, matrix, prefill=False) for row in self._x.split(1)])
 
     def keeps_bits(self, rows: int) -> bool:
         again = torch.arange(rows, device=self._x.device) % DIFFERENT
-        together = self._kernels.linear(self._x[again], self._matrix, prefill=False)
+        together = self._run(self._x[again], self._matrix, prefill=False)
         return torch.equal(together, self._alone[again])
 
 
@@ -82,8 +84,12 @@ class RowCounts:
         """All products, in a pass of so many rows."""
         if rows not in self._found:
             if not self._probes:
-                model, kinds = self._model, {matrix.shape: matrix for matrix in self._model.matrices()}
-                self._probes = [ProductProbe(model.kernels, m, model.device, model.dtype) for m in kinds.values()]
+                model, gated = self._model, {id(matrix) for matrix in self._model.gated_matrices()}
+                kinds = {(matrix.shape, id(matrix) in gated): matrix for matrix in model.matrices()}
+                self._probes = [
+                    ProductProbe(model.kernels, matrix, model.device, model.dtype, is_gated)
+                    for (_, is_gated), matrix in kinds.items()
+                ]
             self._found[rows] = all(probe.keeps_bits(rows) for probe in self._probes)
         return self._found[rows]
 

@@ -132,6 +132,11 @@ class Sequence:
         """Tokens it may still emit."""
         return self.limit - len(self.tokens)
 
+    @property
+    def awake(self) -> Status:
+        """What it does when it has its pages: an answer begins where the prompt has been read."""
+        return Status.RUNNING if len(self.tokens) > self.prompt_length else Status.PREFILL
+
     def emit(self, token: int, from_draft: bool) -> bool:
         """Take one token that plain decoding would emit here. True when it was the last."""
         if token in self.request.stop_ids:

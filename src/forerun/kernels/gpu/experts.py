@@ -5,6 +5,7 @@ Experts that no row goes to are not read: with few rows, reading is what takes t
 """
 
 import typing
+from functools import cache
 
 import torch
 import triton
@@ -82,9 +83,17 @@ def _route(
 
 
 def groups(x: Tensor, down: Tensor) -> bool:
-    """Are there many rows, in a format and of sizes that torch's product of groups takes?"""
+    """Are there many rows, in a format and of sizes that torch's product of groups takes without asking the host?"""
     whole = all(size * x.element_size() % 16 == 0 for size in down.shape[1:])
-    return len(x) >= MANY and whole and (x.dtype == torch.bfloat16 or not x.is_cuda)
+    return len(x) >= MANY and whole and groups_on(x.device, x.dtype)
+
+
+@cache
+def groups_on(device: torch.device, dtype: torch.dtype) -> bool:
+    """Elsewhere torch reads the groups on the host, which a graph cannot, and multiplies them one by one."""
+    if device.type != "cuda":
+        return True
+    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def experts_of_many(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from forerun.kernels.gpu.overlap import let_next_in, overlaps, wait_for_previous
 from forerun.kernels.matrix import FloatMatrix
 
 MULTIPROCESSORS = 132  # tilings are chosen for a large GPU; a smaller one runs the same programs in more waves
-NARROW = 10_000_000  # weights: programs of a smaller matrix take fewer outputs and longer splits
+NARROW = 10_000_000  # weights: programs of a smaller matrix take fewer outputs, and shorter splits where they must
 ROWS = 16  # the smallest tile a tensor core takes
 COPIED = 16  # bytes: rows of a tile that are copied in bulk start at multiples of it
 
@@ -37,9 +37,10 @@ class Tiling:
 
 @cache
 def tiling(outputs: int, inputs: int, gated: bool, tile: int = ROWS) -> Tiling:
-    """One split where that keeps every multiprocessor busy, else so many that they have about two programs each.
+    """One split where that keeps every multiprocessor busy, else more, up to about two programs for each of them.
 
-    Splits are added up in the end, which takes longer the more rows there are. Constants are measured on an H200.
+    Splits are added up in the end, which takes longer the more rows there are, and twice as long for a gated matrix: a
+    small one has only one. Constants are measured on an H200.
     """
     narrow = gated or outputs < 2048 or outputs * inputs < NARROW
     width = 32 if narrow else 64

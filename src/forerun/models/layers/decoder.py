@@ -74,6 +74,10 @@ class Decoder:
         layer = self.layers[0]
         return [layer.qkv, layer.output, layer.gate_up, layer.down, self.head]
 
+    def gated_matrices(self) -> list[Matrix]:
+        """Those among `matrices` that a pass multiplies with through `gated_linear`."""
+        return [self.layers[0].gate_up]
+
     def forward(self, batch: Pass) -> Output:
         """Run all rows; keys and values of every row are written to its sequence's pages."""
         kernels, config = self.kernels, self.config

@@ -22,6 +22,11 @@ class Dense:
         inner = kernels.gated_linear(x, self.network.gate_up, prefill)
         return kernels.add_linear(inner, self.network.down, before, prefill)
 
+    @property
+    def gated(self) -> Matrix:
+        """What goes through `gated_linear`."""
+        return self.network.gate_up
+
     def matrices(self) -> Iterator[Matrix]:
         """All weights."""
         yield from (self.network.gate_up, self.network.down)
@@ -49,6 +54,11 @@ class Sparse:
         inner = kernels.gated_linear(x, self.shared.gate_up, prefill)
         shared = kernels.linear(inner, self.shared.down, prefill)
         return before + (mixed + kernels.sigmoid_gate(shared, kernels.linear(x, self.shared_gate, prefill), 0))
+
+    @property
+    def gated(self) -> Matrix:
+        """What goes through `gated_linear`."""
+        return self.shared.gate_up
 
     def matrices(self) -> Iterator[Matrix]:
         """All weights."""

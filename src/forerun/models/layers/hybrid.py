@@ -91,6 +91,9 @@ class HybridDecoder(Decoder):
             found += [*block.mixer.matrices(), *block.feed_forward.shapes()]
         return list({matrix.shape: matrix for matrix in found}.values())
 
+    def gated_matrices(self) -> list[Matrix]:
+        return [self.blocks[self.config.recurrent.index(kind)].feed_forward.gated for kind in (True, False)]
+
     def forward(self, batch: Pass) -> Output:
         """Run all rows; each sequence's pages and state take part."""
         kernels, eps = self.kernels, self.config.eps

@@ -86,10 +86,12 @@ class Rope:
         inverse, self.amplitude = frequencies(settings, size)
         self.inverse = inverse.to(device)
         self.cos = self.sin = torch.empty(0, size // 2, device=device)
+        self.fixed = False
 
     def at(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
         """cos and sin [rows, size/2] at `positions`, none of them above `highest`."""
         if highest >= len(self.cos):
+            assert not self.fixed, "graphs may read the table where it is"
             # Doubling keeps growth rare; an entry does not depend on the table's length.
             angles = torch.arange(max(2 * len(self.cos), highest + 1, 512), device=self.inverse.device)
             turned = angles.float()[:, None] * self.inverse
@@ -103,5 +105,6 @@ class Rope:
         return Angles(*self.at(batch.positions, batch.highest))
 
     def reserve(self, positions: int) -> None:
-        """Fill the table up to `positions` now: a captured graph cannot make it grow."""
+        """Fill the table up to `positions` now: a captured graph cannot make it grow, and wants it where it is."""
         self.at(torch.zeros(0, dtype=torch.long, device=self.inverse.device), positions - 1)
+        self.fixed = True
