@@ -151,6 +151,7 @@ def test_a_sequence_that_comes_back_to_other_pages(folder: Path) -> None:
     engine.pool.give_back(taken)
 
 
+@SLOW
 @torch.inference_mode()
 def test_the_head_reads_plain_rounds_later(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a plain stretch put by is what it would have read at once: its keys and values are the general way's."""
@@ -251,6 +252,7 @@ def pages_of(engine: Engine) -> list[tuple[torch.Tensor, int]]:
     return [(engine.pool.layers[0].keys, -1), (engine.pool.layers[0].values, -2)]
 
 
+@SLOW
 @torch.inference_mode()
 def test_drafts_need_room_in_the_pages(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane beside deeper ones holds drafts, right ones too, but was given pages for one row only."""
@@ -283,8 +285,9 @@ def test_drafts_need_room_in_the_pages(folder: Path, head: Path, monkeypatch: py
     assert [s.answer[:6] for s in both] == plain
 
 
+@SLOW
 @torch.inference_mode()
-@pytest.mark.parametrize("where", [pytest.param("read", marks=SLOW), "round"])
+@pytest.mark.parametrize("where", ["read", "round"])
 def test_an_interrupted_capture_loses_nothing(
     folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
