@@ -189,6 +189,7 @@ def test_the_head_reads_plain_rounds_later(folder: Path, head: Path, monkeypatch
         assert torch.equal(ours, theirs)
 
 
+@SLOW
 @torch.inference_mode()
 def test_a_padded_prompt_gives_what_it_gives_alone(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = device_engine(folder, head)
