@@ -85,7 +85,7 @@ class FakeLibrary:
                 raise KeyboardInterrupt
             yield FakeChunk(piece)
 
-    def made(self) -> Iterator[FakeChunk]:
+    def ready_chunks(self) -> Iterator[FakeChunk]:
         yield FakeChunk("l")
 
     def response(self) -> FakeResponse:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.gpu import experts as module
-from forerun.kernels.gpu.experts import experts, experts_of_many, route
+from forerun.kernels.gpu.experts import experts, grouped_experts, route
 from forerun.kernels.interface import Expert
 from forerun.kernels.reference import ReferenceKernels
 
@@ -100,18 +100,20 @@ def test_a_prefill_chunk_reads_an_expert_once(top: int) -> None:
     mixture = Mixture(10, 24, 16, dtype)
     x = noise(40, 24, seed=3, dtype=dtype)
     ids, weights = route(noise(40, 10, seed=4) - 9 * (torch.arange(10, device=DEVICE) == 4), top)  # nobody wants 4
-    assert 4 not in ids and module.groups(x, mixture.down)
+    assert 4 not in ids and module.can_group(x, mixture.down)
     expected = REFERENCE.experts(x, ids, weights, mixture.each, prefill=False)
-    ours = experts_of_many(x, ids, weights, mixture.gate_up, mixture.down)
+    ours = grouped_experts(x, ids, weights, mixture.gate_up, mixture.down)
     atol, rtol = CLOSE[dtype]
     torch.testing.assert_close(ours, expected, atol=atol, rtol=rtol)
-    assert not module.groups(x[:8], mixture.down) and not module.groups(x, mixture.down[:, :, :15])
+    assert not module.can_group(x[:8], mixture.down) and not module.can_group(x, mixture.down[:, :, :15])
 
 
 @pytest.mark.parametrize(("major", "grouped"), [(8, False), (9, True), (10, True), (12, False)])
 def test_groups_only_where_no_host_is_asked(major: int, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (major, 0))
-    found = [module.groups_on.__wrapped__(torch.device("cuda"), dtype) for dtype in (torch.bfloat16, torch.float16)]
+    found = [
+        module.groups_natively.__wrapped__(torch.device("cuda"), dtype) for dtype in (torch.bfloat16, torch.float16)
+    ]
     assert found == [grouped, False]
 
 

@@ -172,7 +172,7 @@ def test_the_answer_has_all_the_round_gave(tmp_path: Path, monkeypatch: pytest.M
             next(answer)
         response = answer.response()
         assert response.completion_tokens == 3 == len(response.tokens)
-        shown += [chunk.text for chunk in answer.made()]
+        shown += [chunk.text for chunk in answer.ready_chunks()]
         assert len(shown) == 3 and "".join(shown) == response.text == answer.response().text
         monkeypatch.setattr(model.engine, "_round", whole)
         assert "".join([*shown, *(chunk.text for chunk in answer)]) == plain.text

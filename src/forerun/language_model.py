@@ -152,7 +152,7 @@ class Generation:
             sequence.emissions.popleft()
         return chunk
 
-    def made(self) -> Iterator[Chunk]:
+    def ready_chunks(self) -> Iterator[Chunk]:
         """Chunks that are there already: who interrupts a round finds what it gave."""
         while self.sequence.emissions:
             yield next(self)

@@ -249,7 +249,7 @@ def _follow(answer: Generation, show: bool) -> bool:
         write(answer)
         finished = True
     except KeyboardInterrupt:
-        write(answer.made())
+        write(answer.ready_chunks())
         finished = False
     if last != "\n":
         sys.stdout.write("\n")

@@ -331,7 +331,7 @@ class Engine:
         elif sequence.cache.parked is not None:
             sequence.status = Status.PARKED
         else:
-            sequence.status = sequence.awake
+            sequence.status = sequence.resumed_status
 
     @interrupts_held()
     def pause(self, sequence: Sequence) -> None:

@@ -48,7 +48,7 @@ class Scheduler:
                 if not self._reclaim(sequence.cache.parked_pages + 1, slots=1):
                     return  # nobody may overtake it
                 sequence.cache.unpark()
-                sequence.status = sequence.awake
+                sequence.status = sequence.resumed_status
         while self.waiting and self._busy() < self.max_sequences:
             sequence = self.waiting[0]
             tokens = self.reservation(len(sequence.request.prompt), sequence.request.max_tokens)

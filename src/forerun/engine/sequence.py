@@ -133,8 +133,8 @@ class Sequence:
         return self.limit - len(self.tokens)
 
     @property
-    def awake(self) -> Status:
-        """What it does when it has its pages: an answer begins where the prompt has been read."""
+    def resumed_status(self) -> Status:
+        """What it goes on with once it has its pages: its answer, or what is left of its prompt."""
         return Status.RUNNING if len(self.tokens) > self.prompt_length else Status.PREFILL
 
     def emit(self, token: int, from_draft: bool) -> bool:

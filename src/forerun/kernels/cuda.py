@@ -130,7 +130,7 @@ class CudaKernels:
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:
         assert isinstance(experts, Stacked)
-        run = mixture.experts_of_many if prefill and mixture.groups(x, experts.down) else mixture.experts
+        run = mixture.grouped_experts if prefill and mixture.can_group(x, experts.down) else mixture.experts
         return run(x, ids, weights, experts.gate_up, experts.down)
 
 

@@ -82,21 +82,21 @@ def _route(
     tl.store(weights + place, weight / tl.sum(weight, axis=0), mask=chosen)
 
 
-def groups(x: Tensor, down: Tensor) -> bool:
+def can_group(x: Tensor, down: Tensor) -> bool:
     """Are there many rows, in a format and of sizes that torch's product of groups takes without asking the host?"""
     whole = all(size * x.element_size() % 16 == 0 for size in down.shape[1:])
-    return len(x) >= MANY and whole and groups_on(x.device, x.dtype)
+    return len(x) >= MANY and whole and groups_natively(x.device, x.dtype)
 
 
 @cache
-def groups_on(device: torch.device, dtype: torch.dtype) -> bool:
+def groups_natively(device: torch.device, dtype: torch.dtype) -> bool:
     """Elsewhere torch reads the groups on the host, which a graph cannot, and multiplies them one by one."""
     if device.type != "cuda":
         return True
     return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
-def experts_of_many(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def grouped_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """As `experts` up to rounding, for a prefill chunk: the rows of an expert together, so that it is read once."""
     rows, top = ids.shape
     chosen, order = ids.flatten().sort(stable=True)
