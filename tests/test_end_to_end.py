@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import tiny_gguf, tiny_model
 
 import forerun
@@ -207,3 +208,23 @@ def test_a_request_without_a_seed_gets_one(model: LanguageModel) -> None:
     other = forerun.generate(model, "hello", max_tokens=20, temperature=1.0)
     assert again.tokens == first.tokens
     assert other.seed != first.seed and other.tokens != first.tokens  # equal by chance: below 1e-20
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("forerun.loading.run_probe", "GiB free: free some"),
+        ("forerun.loading.load_head", "the GPU is out of memory"),
+        ("forerun.engine.engine.Engine.step", "the GPU is out of memory"),
+    ],
+)
+def test_memory_that_runs_out_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, line: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    folder = tiny_model(tmp_path, "llama")
+    monkeypatch.setattr(place, full)
+    with pytest.raises(forerun.ForerunError, match=line):
+        forerun.generate(forerun.load(str(folder)), "hi", max_tokens=4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -91,3 +93,14 @@ def free_memory(device: torch.device) -> int:
     if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return 8 << 30  # macOS and Windows do not say; a modest guess
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def running_memory() -> Iterator[None]:
+    """Out of memory beside a loaded model becomes a line that says what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ForerunError(
+            "the GPU is out of memory: load with a smaller max context or no draft model, or close programs"
+        ) from error

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 import torch
 
-from forerun.device import Machine
+from forerun.device import Machine, running_memory
 from forerun.engine.controller import Controller
 from forerun.engine.cost_file import CostFile
 from forerun.engine.costs import CostTable
@@ -104,7 +104,7 @@ class LanguageModel:
             kind=kind_of(tokens, self._text(prompt)) if draft == "auto" else "",
         )
         if draft == "auto" and (max_tokens is None or max_tokens >= WORTH_MEASURING):
-            with torch.inference_mode():
+            with torch.inference_mode(), running_memory():
                 self.engine.warm_up(sampling.filtered, progress or NullProgress())
         text = AnswerText(self.tokenizer, tokens, stops)
         with interrupts_held():  # nobody else would release it
@@ -160,7 +160,7 @@ class Generation:
     def _advance(self) -> None:
         engine, sequence = self.model.engine, self.sequence
         engine.unpause(sequence)
-        with torch.inference_mode():
+        with torch.inference_mode(), running_memory():
             if sequence.status in (Status.WAITING, Status.PREFILL) and sequence.prompt_length > engine.chunk:
                 with self._progress.task("reading the prompt", sequence.prompt_length) as task:
                     while sequence.status in (Status.WAITING, Status.PREFILL):

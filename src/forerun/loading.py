@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forerun.cache.pages import PagePool
-from forerun.device import CACHE_SHARE, Machine, free_memory, plan_machine
+from forerun.device import CACHE_SHARE, Machine, free_memory, plan_machine, running_memory
 from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
 from forerun.draft.model import ModelDrafter
@@ -68,16 +68,17 @@ def load_model(
             decoder = build(checkpoint, machine.kernels, machine.device, machine.dtype, progress)
             context = context_size(decoder, max_context)
             pool = make_pool(decoder, context, machine)
-        target = graphed(decoder, pool, context) if machine.graphs else None
-        result = run_probe(decoder, pool, progress, target)
+            target = graphed(decoder, pool, context) if machine.graphs else None
+            result = run_probe(decoder, pool, progress, target)
         tokenizer = reading.result()
     vocab = min(len(tokenizer), decoder.config.vocab)
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
-    if draft_model is not None:
-        drafters["model"] = load_drafter(draft_model, tokenizer, machine, context, vocab, progress)
-    heads = load_head(head, checkpoint, decoder, vocab)
-    if heads.head is not None:
-        drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab, context)
+    with running_memory():
+        if draft_model is not None:
+            drafters["model"] = load_drafter(draft_model, tokenizer, machine, context, vocab, progress)
+        heads = load_head(head, checkpoint, decoder, vocab)
+        if heads.head is not None:
+            drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab, context)
     facts = {"model": fingerprint(checkpoint), "head": str(head), "draft model": str(draft_model)}
     cost_file = CostFile(forerun_home() / "costs", machine_facts(machine.device, machine.describe()) | facts)
     engine = Engine(
