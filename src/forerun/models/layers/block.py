@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.kernels.interface import Angles, HeadNorms, Kernels, LayerPages
+from forerun.kernels.interface import Angles, AttentionSpec, HeadNorms, Kernels, LayerPages
 from forerun.kernels.matrix import Matrix, Weight, join
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.rows import Pass
@@ -34,7 +34,7 @@ def run_layer(
     """[rows, hidden] → [rows, hidden]; keys and values of every row are written to its sequence's pages."""
     prefill = batch.prefill
     qkv = write_keys(kernels, config, layer, x, batch, pages, angles)
-    out = kernels.attention(qkv, config.layout, batch.spans, pages, layer.window, prefill)
+    out = kernels.attention(qkv, AttentionSpec(config.layout, layer.window), batch.spans, pages, prefill)
     x = kernels.add_linear(out, layer.output, x, prefill)
     inner = kernels.gated_linear(kernels.rms_norm(x, layer.post_norm, config.eps), layer.gate_up, prefill)
     return kernels.add_linear(inner, layer.down, x, prefill)

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from forerun.kernels.interface import Angles, Decay, DeltaLayout, HeadLayout, HeadNorms, Kernels, LayerPages
+from forerun.kernels.interface import (
+    Angles,
+    AttentionSpec,
+    Decay,
+    DeltaLayout,
+    HeadLayout,
+    HeadNorms,
+    Kernels,
+    LayerPages,
+)
 from forerun.kernels.matrix import Matrix
 from forerun.models.layers.rows import Pass
 
@@ -57,7 +66,7 @@ class AttentionMixer:
         """[rows, hidden] → `before` and what it adds; every row's keys and values go to its sequence's pages."""
         layout = self.layout
         projected = self.write_keys(kernels, x, batch, pages, angles)
-        out = kernels.attention(projected, layout, batch.spans, pages, 0, batch.prefill)
+        out = kernels.attention(projected, AttentionSpec(layout), batch.spans, pages, batch.prefill)
         out = kernels.sigmoid_gate(out, projected, layout.width)
         return kernels.add_linear(out, self.output, before, batch.prefill)
 
