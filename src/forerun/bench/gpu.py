@@ -28,7 +28,7 @@ from forerun.engine.flight import Shape
 from forerun.engine.on_device import device_rounds, graphed_target
 from forerun.engine.request import Request
 from forerun.kernels.gpu.choosing import choose_tokens
-from forerun.kernels.interface import Grid
+from forerun.kernels.interface import PassRows
 from forerun.kernels.matrix import FloatMatrix
 from forerun.loading import attach_head, load_model
 from forerun.models.families import build
@@ -153,9 +153,9 @@ def pass_seconds(engine: Engine, width: int) -> float:
     engine.land(go_on=False)
     lanes = device.lanes
     states = () if pool.states is None else pool.states.layers
-    grid = Grid(width, lanes.position[:1].clone(), lanes.table[:1], lanes.slot[:1], states)
+    rows = PassRows.uniform(width, lanes.position[:1].clone(), [lanes.table[:1]], lanes.slot[:1], states)
     tokens = torch.arange(5, 5 + width, device="cuda")
-    seconds = replay_seconds(captured(lambda: decoder.forward(Pass(tokens, tokens, grid, pool.layers, None, False))))
+    seconds = replay_seconds(captured(lambda: decoder.forward(Pass(tokens, rows, pool.layers, None, False))))
     stop(engine)
     return seconds
 
@@ -171,11 +171,11 @@ def draft_seconds(subject: Subject) -> float:
     hidden = torch.randn(1, head.embedding.shape[1], device="cuda", dtype=torch.bfloat16)
     token, out = torch.tensor([5], device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
     bad, place = torch.zeros(1, dtype=torch.int32, device="cuda"), lanes.position[:1].long() + 1
-    grid = Grid(1, lanes.position[:1].clone(), lanes.head_table[:1], lanes.slot[:1])
+    rows = PassRows.uniform(1, lanes.position[:1].clone(), [lanes.head_table[:1]], lanes.slot[:1])
     pages = drafter.pool.layers  # type: ignore[attr-defined]
 
     def launch() -> None:
-        last = head.forward(hidden, Pass(token, token, grid, pages, None, False))
+        last = head.forward(hidden, Pass(token, rows, pages, None, False))
         logits, vocab = head.logits(last), head.output.shape[0]
         choose_tokens(logits, vocab, lanes.temperature[:1], lanes.seed[:1], place, out, bad, ids=head.vocabulary)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.cache.device_recurrent import DeviceStates
 from forerun.cache.recurrent import SlotContents, StateSlots
-from forerun.kernels.interface import DeltaLayout, HeadLayout, LayerPages, Span, SpanState
+from forerun.kernels.interface import DeltaLayout, HeadLayout, LayerPages, Staged
 
 MAX_SLOTS = 64  # sequences whose recurrent state is held at once, when memory allows
 SLOT_SHARE = 0.5  # of the cache's memory, at most, that goes to recurrent state
@@ -49,7 +49,7 @@ class PagePool:
         states: StateSlots | DeviceStates | None = None,
         on_device: bool = False,
     ) -> None:
-        """`on_device`: passes are described on the device, as a `Grid`; rows that nobody keeps go to a spare page."""
+        """`on_device`: passes are uniform, see `PassRows`; rows that nobody keeps go to a spare page."""
         assert page & (page - 1) == 0, "attention halves pages"
         self.page, self.count, self.device, self.states = page, pages, device, states
         self.on_device = on_device
@@ -174,7 +174,8 @@ class SequenceCache:
         self.length = 0
         self.pages: list[int] = []
         self.slot: int | None = None
-        self._pass: SpanState | None = None  # where the last pass left its state
+        self._passed = False  # a pass was made whose rows are neither kept nor forgotten yet
+        self._staged: Staged | None = None  # where it left its state, if it was too wide to record
         self.table = torch.zeros(0, dtype=torch.int32, device=pool.device)
         self.parked: ParkedPages | None = None
 
@@ -194,24 +195,21 @@ class SequenceCache:
         self.pages = pages
         self.table = torch.tensor(pages, dtype=torch.int32, device=self.pool.device)
 
-    def span(self, start: int, count: int, prefill: bool = False) -> Span:
-        """The next `count` rows of this sequence, at row `start` of a pass."""
+    def begin(self, count: int, prefill: bool) -> Staged | None:
+        """The next pass has `count` rows of this sequence. Returns where it leaves recurrent state, if not recorded."""
         states = self.pool.states
         if states is not None:
             assert self.slot is not None, "grow comes first"
-            if isinstance(states, DeviceStates) and not prefill:
-                self._pass = states.decode_span(self.slot)
-            else:
-                self._pass = states.span(self.slot, count)
-        return Span(start, count, self.length, self.table, self._pass)
+            self._passed, self._staged = True, states.stage(self.slot, count, prefill)
+        return self._staged
 
     def commit(self, count: int) -> None:
         """Keep `count` of the rows just written, forget the rest."""
         assert count >= 0 and self.length + count <= len(self.pages) * self.pool.page
         if self.pool.states is not None:
-            assert self._pass is not None, "a commit follows a pass"
-            self.pool.states.commit(self._pass, count)
-            self._pass = None
+            assert self._passed and self.slot is not None, "a commit follows a pass"
+            self.pool.states.commit(self.slot, self._staged, count)
+            self._passed, self._staged = False, None
         self.length += count
 
     def committed(self, count: int, by_device: int) -> None:
@@ -240,7 +238,7 @@ class SequenceCache:
         if snapshot.state is not None:
             assert self.pool.states is not None and self.slot is not None
             self.pool.states.put(self.slot, snapshot.state)
-        self.length, self._pass = snapshot.length, None
+        self.length, self._passed, self._staged = snapshot.length, False, None
 
     def release(self) -> None:
         """Give all pages and the slot back."""
@@ -252,7 +250,7 @@ class SequenceCache:
     def _leave_slot(self) -> None:
         if self.slot is not None and self.pool.states is not None:
             self.pool.states.give_back(self.slot)
-        self.slot = self._pass = None
+        self.slot, self._passed, self._staged = None, False, None
 
     def park(self) -> None:
         """Move the contents to host memory and give pages and slot back."""

@@ -36,7 +36,7 @@ from forerun.engine.probe import RowCounts
 from forerun.engine.round import Turn
 from forerun.engine.sequence import Sequence, Status
 from forerun.engine.unread import RING, Unread
-from forerun.kernels.interface import WIDEST, Grid
+from forerun.kernels.interface import WIDEST, PassRows
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import Pass
@@ -288,9 +288,9 @@ class DeviceRounds:
         tokens = torch.cat([pending[None], lanes.drafts[: width - 1, :count]]).T.contiguous()  # [lanes, width]
         before = position.clone()
         states = self.pool.states
-        grid = Grid(width, before, lanes.table[:count], lanes.slot[:count], () if states is None else states.layers)
-        rows = tokens.flatten()
-        output = self.decoder.forward(Pass(rows, rows, grid, self.pool.layers, None, False, features=shape.headed))
+        recurrent = () if states is None else states.layers
+        rows = PassRows.uniform(width, before, [lanes.table[:count]], lanes.slot[:count], recurrent)
+        output = self.decoder.forward(Pass(tokens.flatten(), rows, self.pool.layers, None, False, shape.headed))
         chosen, bad = self._choose(output.logits, shape, before)
         accepted = torch.empty(count, dtype=torch.int32, device=device)
         result = torch.empty(count, width + 2, dtype=torch.int64, device=device)
@@ -333,25 +333,24 @@ class DeviceRounds:
         count, width = shape.lanes, shape.width
         head, lanes, drafter = self.head, self.lanes, self.drafter
         assert head is not None and drafter is not None
-        pages, table, slot = drafter.pool.layers, lanes.head_table[:count], lanes.slot[:count]
-        rows = chosen.flatten()
-        grid = Grid(width, before, table, slot)
-        fused, batch = head.fuse(features, False), Pass(rows, rows, grid, pages, None, False)
+        pages, tables, slot = drafter.pool.layers, [lanes.head_table[:count]], lanes.slot[:count]
+        tokens, rows = chosen.flatten(), PassRows.uniform(width, before, tables, slot)
+        fused, batch = head.fuse(features, False), Pass(tokens, rows, pages, None, False)
         if not shape.drafts:
             head.fill(fused, batch)
             lanes.drafted[:count].zero_()
             return
         outputs = head.forward(fused, batch)
-        every = torch.arange(count, device=rows.device)
+        every = torch.arange(count, device=tokens.device)
         last = outputs.view(count, width, -1)[every, accepted.long()]  # [lanes, hidden]
-        position, bad = lanes.position[:count], torch.empty(count, dtype=torch.int32, device=rows.device)
+        position, bad = lanes.position[:count], torch.empty(count, dtype=torch.int32, device=tokens.device)
         places = lanes.position[:count].long()
         vocab = min(self.vocab, head.output.shape[0])
         for step in range(shape.drafts):
             if step:
                 token = lanes.drafts[step - 1, :count]
-                grid = Grid(1, position + (step - 1), table, slot)
-                last = head.forward(last, Pass(token, token, grid, pages, None, False))
+                rows = PassRows.uniform(1, position + (step - 1), tables, slot)
+                last = head.forward(last, Pass(token, rows, pages, None, False))
             out = lanes.drafts[step, :count]
             choose_tokens(
                 head.logits(last),

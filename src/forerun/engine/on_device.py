@@ -19,5 +19,5 @@ def graphed_target(decoder: Decoder, pool: PagePool, context: int) -> GraphedTar
 
 def device_rounds(target: GraphedTarget, drafters: dict[str, Drafter], vocab: int) -> DeviceRounds:
     """Whole rounds as graphs, drafts of the head included."""
-    pages = target.table.shape[1]
+    pages = target.tables[0].shape[1]
     return DeviceRounds(target.decoder, target.pool, target.graphs, target.counts, drafters, vocab, pages)

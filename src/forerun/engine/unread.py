@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.draft.mtp import MtpDrafter, Waiting
 from forerun.engine.graphs import Graphs, Replay
 from forerun.engine.lanes import Lanes
-from forerun.kernels.interface import Grid
+from forerun.kernels.interface import PassRows
 from forerun.models.layers.rows import Pass
 
 RING = 16  # rounds whose features are kept; a power of two
@@ -91,7 +91,7 @@ class Unread:
         row = (start[:, None] + torch.arange(slots, device=lanes.device)) % RING  # [lanes, slots]
         lane = torch.arange(count, device=lanes.device)[:, None]
         features, tokens = self.features[lane, row], self.tokens[lane, row].flatten()
-        grid = Grid(slots, start, lanes.head_table[:count], lanes.slot[:count])
-        batch = Pass(tokens, tokens, grid, self.pages, None, False)
+        rows = PassRows.uniform(slots, start, [lanes.head_table[:count]], lanes.slot[:count])
+        batch = Pass(tokens, rows, self.pages, None, False)
         self.head.fill(self.head.fuse(features.flatten(0, 1), False), batch)
         return behind.sub_(slots).clamp_(min=0)

@@ -34,7 +34,7 @@ def run_layer(
     """[rows, hidden] → [rows, hidden]; keys and values of every row are written to its sequence's pages."""
     prefill = batch.prefill
     qkv = write_keys(kernels, config, layer, x, batch, pages, angles)
-    out = kernels.attention(qkv, AttentionSpec(config.layout, layer.window), batch.spans, pages, prefill)
+    out = kernels.attention(qkv, AttentionSpec(config.layout, layer.window), batch.rows, pages, prefill)
     x = kernels.add_linear(out, layer.output, x, prefill)
     inner = kernels.gated_linear(kernels.rms_norm(x, layer.post_norm, config.eps), layer.gate_up, prefill)
     return kernels.add_linear(inner, layer.down, x, prefill)
@@ -45,7 +45,7 @@ def write_keys(
 ) -> Tensor:
     """The first part of a block, up to the keys and values in their pages: queries, keys and values [rows, …]."""
     qkv = kernels.linear(kernels.rms_norm(x, layer.input_norm, config.eps), layer.qkv, batch.prefill)
-    kernels.place(qkv, config.layout, batch.spans, pages, angles, layer.head_norms)
+    kernels.place(qkv, config.layout, batch.rows, pages, angles, layer.head_norms)
     return qkv
 
 

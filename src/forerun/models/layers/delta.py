@@ -35,13 +35,13 @@ class DeltaMixer:
 
     def forward(self, kernels: Kernels, x: Tensor, before: Tensor, batch: Pass, eps: float) -> Tensor:
         """[rows, hidden] → `before` and what it adds; takes part in the state of each sequence."""
-        layout, spans = self.layout, batch.spans
+        layout, rows = self.layout, batch.rows
         projected = kernels.linear(x, self.project, batch.prefill)
         gates = projected[:, layout.width + layout.values :]
         if self.gates is not None:
             gates = kernels.linear(x, self.gates, batch.prefill)
         out = kernels.recurrence(
-            projected, gates, layout, spans, self.index, self.convolution, self.decay, batch.prefill
+            projected, gates, layout, rows, self.index, self.convolution, self.decay, batch.prefill
         )
         out = kernels.gated_norm(out, projected, layout.width, self.norm, eps)
         return kernels.add_linear(out, self.output, before, batch.prefill)
@@ -66,14 +66,14 @@ class AttentionMixer:
         """[rows, hidden] → `before` and what it adds; every row's keys and values go to its sequence's pages."""
         layout = self.layout
         projected = self.write_keys(kernels, x, batch, pages, angles)
-        out = kernels.attention(projected, AttentionSpec(layout), batch.spans, pages, batch.prefill)
+        out = kernels.attention(projected, AttentionSpec(layout), batch.rows, pages, batch.prefill)
         out = kernels.sigmoid_gate(out, projected, layout.width)
         return kernels.add_linear(out, self.output, before, batch.prefill)
 
     def write_keys(self, kernels: Kernels, x: Tensor, batch: Pass, pages: LayerPages, angles: Angles) -> Tensor:
         """Queries, keys, values and gates [rows, …]; keys and values are in their pages."""
         projected = kernels.linear(x, self.project, batch.prefill)
-        kernels.place(projected, self.layout, batch.spans, pages, angles, self.head_norms)
+        kernels.place(projected, self.layout, batch.rows, pages, angles, self.head_norms)
         return projected
 
     def matrices(self) -> list[Matrix]:

@@ -93,7 +93,7 @@ class MtpHead:
     def forward(self, hidden: Tensor, batch: Pass) -> Tensor:
         """Outputs of the wanted rows. `hidden` [rows, hidden]: fused features, or the head's own outputs.
 
-        `batch.tokens` are the tokens after each slot, `batch.positions` the slots.
+        `batch.tokens` are the tokens after each slot.
         """
         x = self.block.forward(self._join(hidden, batch), batch)
         if batch.wanted is not None:
