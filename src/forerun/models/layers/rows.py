@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from forerun.cache.pages import SequenceCache
@@ -30,6 +31,11 @@ class Pass:
     def start(self, index: int) -> int:
         """The first row of sequence number `index`."""
         return int(self.rows.query_start[index])
+
+    def lay_out(self, parts: list[Tensor]) -> Tensor:
+        """What goes with the tokens of each sequence, each [tokens, size], as rows of the pass: padded where it is."""
+        room = self.rows.query_start.diff().tolist()
+        return torch.cat([pad(part, (0, 0, 0, rows - len(part))) for part, rows in zip(parts, room, strict=True)])
 
 
 def make_pass(work: Work, *, last_only: bool, prefill: bool = False, features: bool = False) -> Pass:
