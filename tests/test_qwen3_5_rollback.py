@@ -21,7 +21,7 @@ from forerun.kernels.interface import WIDEST
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.delta import DeltaMixer
+from forerun.models.layers.mixers import DeltaMixer
 from forerun.models.layers.rows import make_pass
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
@@ -46,7 +46,7 @@ def state_of(model: Decoder, cache: SequenceCache) -> list[torch.Tensor]:
     assert states is not None and cache.slot is not None
     mark = cache.snapshot()
     span = cache.span(0, 0)
-    for block in model.blocks:  # type: ignore[attr-defined]
+    for block in model.layers:
         mixer = block.mixer
         if isinstance(mixer, DeltaMixer):
             layout = mixer.layout
