@@ -9,8 +9,7 @@ from torch import Tensor
 from forerun.kernels.gpu import attention as attention_module
 from forerun.kernels.gpu.attention import attention
 from forerun.kernels.gpu.placing import place
-from forerun.kernels.interface import Grid, HeadLayout, LayerPages, Span
-from forerun.kernels.prefill import gather
+from forerun.kernels.interface import AttentionSpec, Grid, HeadLayout, LayerPages, Span
 from forerun.kernels.reference import ReferenceKernels
 
 pytestmark = pytest.mark.kernels
@@ -26,7 +25,7 @@ SPARE = 0
 def fewer_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter is slow."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(attention_module, "splits", lambda layout: 4)
+        monkeypatch.setattr(attention_module, "splits", lambda kv_heads: 4)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -65,11 +64,13 @@ def fill(layer: LayerPages, layout: HeadLayout, spans: list[Span], seed: int = 5
         ReferenceKernels().store(past, layout, [Span(0, length, 0, span.pages)], layer)
 
 
-def attend(
-    qkv: Tensor, layout: HeadLayout, grid: Grid, layer: LayerPages, window: int = 0, softcap: float = 0.0
-) -> Tensor:
+def attend(qkv: Tensor, layout: HeadLayout, grid: Grid, layer: LayerPages, window: int = 0) -> Tensor:
+    return attend_as(AttentionSpec(layout, window), qkv, grid, layer)
+
+
+def attend_as(spec: AttentionSpec, qkv: Tensor, grid: Grid, layer: LayerPages) -> Tensor:
     counters = torch.zeros(1 << 10, dtype=torch.int32, device=qkv.device)
-    out = attention(qkv, layout, grid, layer, window, counters, softcap)
+    out = attention(qkv, spec, grid, layer, counters)
     assert not counters.any()
     return out
 
@@ -88,7 +89,7 @@ def test_attention_agrees(layout: HeadLayout, dtype: torch.dtype) -> None:
     fill(layer, layout, spans)
     qkv = random(9, layout.width + 8, seed=1, dtype=dtype)  # more columns follow
     out = attend(qkv, layout, grid, layer)
-    expected = ReferenceKernels().attention(qkv, layout, spans, layer, 0, False)
+    expected = ReferenceKernels().attention(qkv, AttentionSpec(layout), spans, layer, False)
     assert out.isfinite().all()
     torch.testing.assert_close(out, expected, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
@@ -101,7 +102,7 @@ def test_windows(window: int) -> None:
     fill(layer, layout, spans)
     qkv = random(12, layout.width, seed=1)
     out = attend(qkv, layout, grid, layer, window)
-    expected = ReferenceKernels().attention(qkv, layout, spans, layer, window, False)
+    expected = ReferenceKernels().attention(qkv, AttentionSpec(layout, window), spans, layer, False)
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
     for sequence in range(3):  # a tile starts where its first row does, a row alone where it does itself
         for offset in (0, 3):
@@ -113,26 +114,26 @@ def test_windows(window: int) -> None:
 def test_a_window_that_wraps_around_the_splits() -> None:
     """The window begins in the block of the last split and ends in that of the second."""
     layout = HeadLayout(1, 1, 16)
-    parts = attention_module.splits(layout)
+    parts = attention_module.splits(1)
     grid, spans = make_grid([(parts + 1) * PAGE + 3], 2, parts + 2)
     layer = empty_pages(layout, grid)
     fill(layer, layout, spans)
     qkv = random(2, layout.width, seed=1)
     for window in (30, 3 * PAGE):
         out = attend(qkv, layout, grid, layer, window)
-        expected = ReferenceKernels().attention(qkv, layout, spans, layer, window, False)
+        expected = ReferenceKernels().attention(qkv, AttentionSpec(layout, window), spans, layer, False)
         torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
 
 
 def test_a_split_with_several_blocks() -> None:
     layout = HeadLayout(2, 1, 16)
-    parts = attention_module.splits(layout)
+    parts = attention_module.splits(1)
     grid, spans = make_grid([parts * PAGE * 2 + 5, 7], 1, 2 * parts + 1)
     layer = empty_pages(layout, grid)
     fill(layer, layout, spans)
     qkv = random(2, layout.width, seed=1) * 3  # weights differ much, so the running maximum matters
     out = attend(qkv, layout, grid, layer)
-    expected = ReferenceKernels().attention(qkv, layout, spans, layer, 0, False)
+    expected = ReferenceKernels().attention(qkv, AttentionSpec(layout), spans, layer, False)
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
     alone = attend(qkv[:1], layout, one(grid, 0, 0), layer)
     assert torch.equal(alone[0], out[0])
@@ -147,7 +148,7 @@ def test_blocks_shorter_than_a_page() -> None:
     qkv = random(4, layout.width, seed=1)
     for window in (0, 40):
         out = attend(qkv, layout, grid, layer, window)
-        expected = ReferenceKernels().attention(qkv, layout, spans, layer, window, False)
+        expected = ReferenceKernels().attention(qkv, AttentionSpec(layout, window), spans, layer, False)
         torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -159,7 +160,7 @@ def test_several_tiles_of_rows() -> None:
     fill(layer, layout, spans)
     qkv = random(10, layout.width, seed=1)
     out = attend(qkv, layout, grid, layer)
-    expected = ReferenceKernels().attention(qkv, layout, spans, layer, 0, False)
+    expected = ReferenceKernels().attention(qkv, AttentionSpec(layout), spans, layer, False)
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
     for row in range(10):
         alone = attend(qkv[row : row + 1], layout, one(grid, row // 5, row % 5), layer)
@@ -182,27 +183,38 @@ def test_the_merge_waits_for_all_splits() -> None:
             assert torch.equal(attend(x, layout, grid, layer)[:6], expected)
 
 
-class Capped(ReferenceKernels):
-    """Scores softly capped at 2."""
-
-    def _attend_row(
-        self, row: Tensor, layout: HeadLayout, span: Span, layer: LayerPages, length: int, window: int
-    ) -> Tensor:
-        keys, values = gather(span, layer, length)
-        queries = row[: layout.key_column].view(layout.kv_heads, -1, layout.size)
-        scores = 2 * torch.tanh(queries @ keys.transpose(1, 2) * layout.size**-0.5 / 2)
-        return (scores.softmax(-1) @ values).flatten()
-
-
-def test_softcap() -> None:
+@pytest.mark.parametrize("spec", [{"softcap": 2.0}, {"scale": 1.0}, {"softcap": 1.0, "scale": 0.5, "window": 7}])
+def test_caps_and_scales_of_scores(spec: dict[str, float]) -> None:
     layout = HeadLayout(4, 2, 16)
     grid, spans = make_grid([14, 30], 3, 3)
     layer = empty_pages(layout, grid)
     fill(layer, layout, spans)
     qkv = random(6, layout.width, seed=1) * 3
-    out = attend(qkv, layout, grid, layer, softcap=2.0)
-    torch.testing.assert_close(out, Capped().attention(qkv, layout, spans, layer, 0, False), atol=2e-5, rtol=2e-5)
+    how = AttentionSpec(layout, **spec)  # type: ignore[arg-type]
+    out = attend_as(how, qkv, grid, layer)
+    expected = ReferenceKernels().attention(qkv, how, spans, layer, False)
+    torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
     assert not torch.allclose(out, attend(qkv, layout, grid, layer), atol=1e-2)
+
+
+def test_a_layer_that_reads_the_keys_of_another() -> None:
+    """Queries alone: nothing is stored, and the pages say how many key heads there are."""
+    theirs, mine = HeadLayout(2, 2, 16), HeadLayout(6, 0, 16)
+    grid, spans = make_grid([14, 30], 3, 3)
+    layer = empty_pages(theirs, grid)
+    fill(layer, theirs, spans)
+    before = LayerPages(layer.keys.clone(), layer.values.clone())
+    angle = random(40, 8, seed=4) * 3
+    tables, norms = (angle.cos(), angle.sin()), (random(16, seed=5), None)
+    queries = random(6, mine.width, seed=1)
+    rotated = queries.clone()
+    place(queries, mine, grid, layer, *tables, *norms, 1e-6)
+    reference_place(rotated, mine, spans, layer, tables, norms)
+    torch.testing.assert_close(queries, rotated, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(layer.keys, before.keys, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(layer.values, before.values, rtol=0, atol=0, equal_nan=True)
+    expected = ReferenceKernels().attention(queries, AttentionSpec(mine), spans, layer, False)
+    torch.testing.assert_close(attend(queries, mine, grid, layer), expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -215,7 +227,7 @@ def test_idle_lanes_do_no_harm() -> None:
     grid.table[1:] = SPARE
     qkv = random(9, layout.width, seed=1)
     out = attend(qkv, layout, grid, layer)
-    expected = ReferenceKernels().attention(qkv[:3], layout, spans[:1], layer, 0, False)
+    expected = ReferenceKernels().attention(qkv[:3], AttentionSpec(layout), spans[:1], layer, False)
     torch.testing.assert_close(out[:3], expected, atol=2e-5, rtol=2e-5)
 
 
@@ -234,7 +246,8 @@ def reference_place(
         if norm is not None:
             slow.head_norm(qkv, first, heads, norm, 1e-6)
         slow.rotate(qkv, first, heads, layout.size, cos, sin)
-    slow.store(qkv, layout, spans, layer)
+    if layout.kv_heads:
+        slow.store(qkv, layout, spans, layer)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -13,7 +13,7 @@ from torch import Tensor
 import forerun
 from forerun.engine.probe import RowCounts, probe
 from forerun.kernels.cpu import CpuKernels
-from forerun.kernels.interface import HeadLayout, LayerPages, Span
+from forerun.kernels.interface import AttentionSpec, LayerPages, Span
 from forerun.kernels.matrix import Matrix
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
@@ -57,9 +57,9 @@ class LeakyAttention(ReferenceKernels):
     """A row that looks at the longest sequence of the batch."""
 
     def attention(
-        self, qkv: Tensor, layout: HeadLayout, spans: list[Span], layer: LayerPages, window: int, prefill: bool
+        self, qkv: Tensor, spec: AttentionSpec, spans: list[Span], layer: LayerPages, prefill: bool
     ) -> Tensor:
-        out = super().attention(qkv, layout, spans, layer, window, prefill)
+        out = super().attention(qkv, spec, spans, layer, prefill)
         return out * (1 + 1e-6 * (len(spans) - 1))
 
 

@@ -68,7 +68,8 @@ def block_config(folder: HeadFolder) -> DecoderConfig:
     config = read_config(Settings(settings, where, "layer."))
     layer = config.layers[0]
     assert isinstance(layer.mixer, AttentionConfig)
-    return replace(config, layers=(replace(layer, mixer=replace(layer.mixer, window=0)),))
+    spec = replace(layer.mixer.spec, window=0)
+    return replace(config, layers=(replace(layer, mixer=replace(layer.mixer, spec=spec)),))
 
 
 def draft_vocabulary(checkpoint: Checkpoint, size: int, vocab: int) -> Tensor | None:

@@ -23,6 +23,7 @@ LOWEST = np.float32(-87.0)
 HIGHEST = np.float32(88.0)
 ONE = np.float32(1)
 HALF = np.float32(0.5)
+TWO = np.float32(2)
 ZERO = np.float32(0)
 MINUS_INFINITY = np.float32(-np.inf)
 # Taylor coefficients of e^f for |f| <= ln(2)/2; the next term is below half an ulp of float32.
@@ -282,11 +283,20 @@ def sum_of(values, halves):  # type: ignore[no-untyped-def]
 
 
 @jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
-def attend(x, start, count, position, pages, keys, values, scale, window, out):  # type: ignore[no-untyped-def]
+def cap(score, scale, softcap):  # type: ignore[no-untyped-def]
+    """score ← softcap · tanh(score · scale / softcap) / scale: the caller multiplies by scale."""
+    steep = TWO * scale / softcap
+    high = softcap / scale
+    for j in range(score.shape[0]):
+        score[j] = high * (ONE - TWO / (exponential(score[j] * steep) + ONE))
+
+
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
+def attend(x, start, count, position, pages, keys, values, scale, window, softcap, out):  # type: ignore[no-untyped-def]
     """Causal attention of rows [start, start+count) of one sequence; queries are the first columns of x.
 
     Pages in key order with a running maximum. A row reads only its own keys: `position` + its index + 1 of them,
-    or the last `window` of those when window > 0.
+    or the last `window` of those when window > 0. A `softcap` above 0 bounds the scores.
     """
     kv_heads, size, page = keys.shape[1:]
     group = (out.shape[1] // size) // kv_heads
@@ -317,6 +327,8 @@ def attend(x, start, count, position, pages, keys, values, scale, window, out): 
                     query = x[start + r, (h * group + g) * size : (h * group + g + 1) * size]
                     score[:] = ZERO
                     add_lines(query, key, 0, size, score)  # key is [size, page]: all scores of the page at once
+                    if softcap > ZERO:
+                        cap(score, scale, softcap)
                     for j in range(page):
                         score[j] = score[j] * scale if begin <= j < stop else MINUS_INFINITY
                     top = max(best[r, g], highest_of(score, halves))

@@ -14,11 +14,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from forerun.compilation import jit
-from forerun.kernels.compiled import CONTRACT, ONE, REASSOCIATE, ZERO, exponential
+from forerun.kernels.compiled import CONTRACT, ONE, REASSOCIATE, TWO, ZERO, exponential
 
 BLOCK = 128  # columns of a state that are worked on together: a whole head of every published model
 L2_EPS = np.float32(1e-6)
-TWO = np.float32(2)
 # log(1 + y) = 2·artanh(s) with s = y / (2 + y) ≤ 1/3: odd powers of s over their exponents.
 A3, A5, A7, A9, A11, A13, A15 = (np.float32(1 / n) for n in range(3, 16, 2))
 

@@ -100,9 +100,11 @@ class Composed(ABC):
     ) -> None:
         if norms is not None:
             self.head_norm(qkv, 0, layout.heads, norms.queries, norms.eps)
-            self.head_norm(qkv, layout.key_column, layout.kv_heads, norms.keys, norms.eps)
+            if layout.kv_heads:
+                self.head_norm(qkv, layout.key_column, layout.kv_heads, norms.keys, norms.eps)
         self.rotate(qkv, 0, layout.heads + layout.kv_heads, layout.size, angles.cos, angles.sin)
-        self.store(qkv, layout, spans, layer)
+        if layout.kv_heads:
+            self.store(qkv, layout, spans, layer)
 
     def pack_experts(self, experts: list[Expert]) -> Experts:
         return experts

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from forerun.kernels import compiled
 from forerun.kernels.cpu_recurrent import RecurrentCpu
-from forerun.kernels.interface import HeadLayout, LayerPages, Rows, on_host
+from forerun.kernels.interface import AttentionSpec, HeadLayout, LayerPages, Rows, on_host
 from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix, Weight, round_to_int8
 from forerun.kernels.prefill import prefill_attention
 
@@ -107,18 +107,16 @@ class CpuKernels(RecurrentCpu):
             columns = layout.key_column, layout.value_column
             compiled.store(rows, *columns, s.start, s.count, s.position, pages, keys, values)
 
-    def attention(
-        self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages, window: int, prefill: bool
-    ) -> Tensor:
+    def attention(self, qkv: Tensor, spec: AttentionSpec, spans: Rows, layer: LayerPages, prefill: bool) -> Tensor:
         if prefill:
             (span,) = on_host(spans)
-            return prefill_attention(qkv, layout, span, layer, window).contiguous()
-        out = torch.zeros(len(qkv), layout.key_column)
+            return prefill_attention(qkv, spec, span, layer).contiguous()
+        out = torch.zeros(len(qkv), spec.layout.key_column)
         rows, keys, values, target = qkv.numpy(), layer.keys.numpy(), layer.values.numpy(), out.numpy()
-        scale = np.float32(layout.size**-0.5)
+        how = np.float32(spec.factor), spec.window, np.float32(spec.softcap)
         for s in on_host(spans):
             pages = s.pages.numpy()
-            compiled.attend(rows, s.start, s.count, s.position, pages, keys, values, scale, window, target)
+            compiled.attend(rows, s.start, s.count, s.position, pages, keys, values, *how, target)
         return out
 
 

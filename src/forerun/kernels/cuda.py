@@ -17,6 +17,7 @@ from forerun.kernels.gpu.linear import Products
 from forerun.kernels.gpu.placing import place
 from forerun.kernels.interface import (
     Angles,
+    AttentionSpec,
     Decay,
     DeltaLayout,
     Expert,
@@ -88,14 +89,12 @@ class CudaKernels:
         queries, keys, eps = (None, None, 0.0) if norms is None else (norms.queries, norms.keys, norms.eps)
         place(qkv, layout, on_device(spans), layer, angles.cos, angles.sin, queries, keys, eps)
 
-    def attention(
-        self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages, window: int, prefill: bool
-    ) -> Tensor:
+    def attention(self, qkv: Tensor, spec: AttentionSpec, spans: Rows, layer: LayerPages, prefill: bool) -> Tensor:
         grid = on_device(spans)
         if prefill:
             assert grid.chunk is not None
-            return prefill_attention(qkv, layout, grid.chunk, layer, window).contiguous()
-        return attend.attention(qkv, layout, grid, layer, window, self.counters)
+            return prefill_attention(qkv, spec, grid.chunk, layer).contiguous()
+        return attend.attention(qkv, spec, grid, layer, self.counters)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
         return norms.sigmoid_gate(x, gate, first)

@@ -33,6 +33,21 @@ class HeadLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """How one attention layer reads keys. A layout without key heads: the layer reads those of another layer."""
+
+    layout: HeadLayout
+    window: int = 0  # keys a row sees, its own included; 0 means all before it
+    scale: float | None = None  # that scores are multiplied by; None means head size ** -0.5
+    softcap: float = 0.0  # scores become softcap · tanh(score / softcap); 0 leaves them as they are
+
+    @property
+    def factor(self) -> float:
+        """That scores are multiplied by."""
+        return self.layout.size**-0.5 if self.scale is None else self.scale
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaLayout:
     """Shape of a gated delta rule layer. Columns of its convolution: queries, then keys, then values."""
 
@@ -246,14 +261,13 @@ class Kernels(Protocol):
     ) -> None:
         """Norms of the heads of queries and keys, their rotary embedding, and all rows' keys and values to their pages.
 
-        In place: what `attention` reads of qkv are the queries.
+        In place: what `attention` reads of qkv are the queries. A layout without key heads has queries only: nothing is
+        stored.
         """
         ...
 
-    def attention(
-        self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages, window: int, prefill: bool
-    ) -> Tensor:
-        """[rows, layout.width] → [rows, heads · size]; window 0 means all keys before the row."""
+    def attention(self, qkv: Tensor, spec: AttentionSpec, spans: Rows, layer: LayerPages, prefill: bool) -> Tensor:
+        """[rows, layout.width] → [rows, heads · size]; the pages say how many key heads there are."""
         ...
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:

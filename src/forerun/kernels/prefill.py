@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 
-from forerun.kernels.interface import DeltaLayout, HeadLayout, LayerPages, Span
+from forerun.kernels.interface import AttentionSpec, DeltaLayout, LayerPages, Span
 
 DELTA_CHUNK = 64  # rows of the gated delta rule that are solved together
 DELTA_ROWS = 1024  # whose chunks are worked on side by side: more would take much memory
@@ -30,17 +30,31 @@ def visible(position: int, count: int, length: int, window: int, device: torch.d
     return mask & (key > row - window) if window else mask
 
 
-def prefill_attention(qkv: Tensor, layout: HeadLayout, span: Span, layer: LayerPages, window: int) -> Tensor:
+def prefill_attention(qkv: Tensor, spec: AttentionSpec, span: Span, layer: LayerPages) -> Tensor:
     """[rows, layout.width] → [rows, heads · size] for the one sequence of a prefill pass."""
-    length = span.position + span.count
+    layout, window, length = spec.layout, spec.window, span.position + span.count
     keys, values = gather(span, layer, length)
     queries = qkv[:, : layout.key_column].unflatten(1, (layout.heads, layout.size)).transpose(0, 1)
-    if span.position == 0 and not window:
-        out = scaled_dot_product_attention(queries[None], keys[None], values[None], is_causal=True, enable_gqa=True)
-    else:
-        mask = visible(span.position, span.count, length, window, qkv.device)
-        out = scaled_dot_product_attention(queries[None], keys[None], values[None], attn_mask=mask, enable_gqa=True)
+    causal = span.position == 0 and not window and not spec.softcap
+    mask = None if causal else visible(span.position, span.count, length, window, qkv.device)
+    if mask is not None and spec.softcap:
+        return capped_attention(queries, keys, values, mask, spec).transpose(0, 1).flatten(1)
+    out = scaled_dot_product_attention(
+        queries[None], keys[None], values[None], attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=True
+    )
     return out[0].transpose(0, 1).flatten(1)
+
+
+def capped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, spec: AttentionSpec) -> Tensor:
+    """Attention of queries [heads, rows, size] with a soft cap on scores, which torch's own routine lacks."""
+    out = torch.empty_like(queries)
+    group = len(queries) // len(keys)
+    for head, query in enumerate(queries):  # one at a time: all scores at once would take much memory
+        scores = (query @ keys[head // group].mT).float() * spec.factor
+        scores = spec.softcap * (scores / spec.softcap).tanh()
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        out[head] = weights.to(values.dtype) @ values[head // group]
+    return out
 
 
 def chunked_delta_rule(queries: Tensor, rows: Tensor, state: Tensor, layout: DeltaLayout) -> tuple[Tensor, Tensor]:

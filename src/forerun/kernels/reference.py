@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.interface import HeadLayout, LayerPages, Rows, Span, on_host
+from forerun.kernels.interface import AttentionSpec, HeadLayout, LayerPages, Rows, Span, on_host
 from forerun.kernels.matrix import (
     DIGIT,
     FloatMatrix,
@@ -95,26 +95,25 @@ class ReferenceKernels(RecurrentReference):
             layer.keys[pages, :, :, slots] = keys[rows]
             layer.values[pages, :, slots] = values[rows]
 
-    def attention(
-        self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages, window: int, prefill: bool
-    ) -> Tensor:
+    def attention(self, qkv: Tensor, spec: AttentionSpec, spans: Rows, layer: LayerPages, prefill: bool) -> Tensor:
         if prefill:
             (span,) = on_host(spans)
-            return prefill_attention(qkv, layout, span, layer, window)
-        out = torch.zeros(len(qkv), layout.key_column, dtype=qkv.dtype, device=qkv.device)
+            return prefill_attention(qkv, spec, span, layer)
+        out = torch.zeros(len(qkv), spec.layout.key_column, dtype=qkv.dtype, device=qkv.device)
         for span in on_host(spans):
             for offset in range(span.count):
                 row = span.start + offset
-                out[row] = self._attend_row(qkv[row], layout, span, layer, span.position + offset + 1, window)
+                out[row] = self._attend_row(qkv[row], spec, span, layer, span.position + offset + 1)
         return out
 
-    def _attend_row(
-        self, row: Tensor, layout: HeadLayout, span: Span, layer: LayerPages, length: int, window: int
-    ) -> Tensor:
+    def _attend_row(self, row: Tensor, spec: AttentionSpec, span: Span, layer: LayerPages, length: int) -> Tensor:
         keys, values = gather(span, layer, length)  # [kv heads, length, size]
-        if window:
-            keys, values = keys[:, -window:], values[:, -window:]
-        queries = row[: layout.key_column].view(layout.kv_heads, -1, layout.size).float()  # [kv heads, group, size]
-        scores = queries @ keys.float().transpose(1, 2) * layout.size**-0.5
+        if spec.window:
+            keys, values = keys[:, -spec.window :], values[:, -spec.window :]
+        layout = spec.layout
+        queries = row[: layout.key_column].view(len(keys), -1, layout.size).float()  # [kv heads, group, size]
+        scores = queries @ keys.float().transpose(1, 2) * spec.factor
+        if spec.softcap:
+            scores = spec.softcap * (scores / spec.softcap).tanh()
         out: Tensor = (scores.softmax(-1) @ values.float()).flatten().to(row.dtype)
         return out

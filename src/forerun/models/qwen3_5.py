@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import DeltaLayout
+from forerun.kernels.interface import AttentionSpec, DeltaLayout
 from forerun.models.layers.config import (
     AttentionConfig,
     DecoderConfig,
@@ -43,7 +43,7 @@ def hybrid_decoder(config: Settings, feed_forward: DenseConfig | ExpertsConfig) 
     rope = read_rope(text, rotary_size(text, layout.size))
     mixers: dict[str, AttentionConfig | DeltaLayout] = {
         RECURRENT: delta_layout(text),
-        ATTENTION: AttentionConfig(layout, rope, head_norms=True, gated=True),
+        ATTENTION: AttentionConfig(AttentionSpec(layout), rope, head_norms=True, gated=True),
     }
     return DecoderConfig(
         family=config.text("model_type"),

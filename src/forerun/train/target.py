@@ -79,7 +79,7 @@ class Target:
 
     def layer_shapes(self, intermediate: int) -> dict[str, tuple[int, ...]]:
         """Every tensor of a decoder layer and its shape, as the family has them."""
-        attention, layout, hidden = self.attention, self.attention.layout, self.config.hidden
+        attention, layout, hidden = self.attention, self.config.layout, self.config.hidden
         widths = {"q": layout.heads, "k": layout.kv_heads, "v": layout.kv_heads}
         shapes: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (hidden,),

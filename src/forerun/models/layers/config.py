@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import DeltaLayout, HeadLayout
+from forerun.kernels.interface import AttentionSpec, DeltaLayout, HeadLayout
 from forerun.models.layers.rope import RopeConfig, read_rope
 from forerun.weights.settings import Settings
 
@@ -19,9 +19,8 @@ LARGEST_HEAD = 1 << 16
 class AttentionConfig:
     """One attention layer."""
 
-    layout: HeadLayout
+    spec: AttentionSpec
     rope: RopeConfig
-    window: int = 0  # keys that a row sees, its own included; 0: all
     source: int | None = None  # the layer whose keys and values it reads; None: it has its own
     qkv_bias: bool = False
     output_bias: bool = False
@@ -73,10 +72,10 @@ class DecoderConfig:
     mtp_own_embedding: bool = False
 
     @property
-    def attention(self) -> tuple[AttentionConfig, ...]:
-        """The layers that keep keys and values, in the order of their pages."""
+    def attention(self) -> tuple[AttentionSpec, ...]:
+        """Of the layers that keep keys and values, in the order of their pages."""
         mixers = (layer.mixer for layer in self.layers)
-        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.source is None)
+        return tuple(mixer.spec for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.source is None)
 
     @property
     def ropes(self) -> set[RopeConfig]:
@@ -155,7 +154,8 @@ def attention_decoder(
     rope = read_rope(config, layout.size)
     feed_forward = DenseConfig(config.integer("intermediate_size"), mlp_bias)
     mixers = {
-        window: AttentionConfig(layout, rope, window, None, qkv_bias, output_bias, head_norms) for window in windows
+        window: AttentionConfig(AttentionSpec(layout, window), rope, None, qkv_bias, output_bias, head_norms)
+        for window in windows
     }
     return DecoderConfig(
         family=config.text("model_type"),

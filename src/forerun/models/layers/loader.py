@@ -72,14 +72,14 @@ class Loader:
         return self.kernels.matrix(join(parts), torch.cat(biases) if biases else None)
 
     def _attention(self, prefix: str, config: AttentionConfig, index: int) -> AttentionMixer:
-        layout, hidden = config.layout, self.config.hidden
+        layout, hidden = config.spec.layout, self.config.hidden
         norms: HeadNorms | None = None
         if config.head_norms:
-            queries_norm, keys_norm = (self.norm(f"{prefix}{name}_norm.weight", layout.size) for name in "qk")
+            queries_norm = self.norm(prefix + "q_norm.weight", layout.size)
+            keys_norm = self.norm(prefix + "k_norm.weight", layout.size) if layout.kv_heads else queries_norm
             norms = HeadNorms(queries_norm, keys_norm, self.config.eps)
         return AttentionMixer(
-            layout=layout,
-            window=config.window,
+            spec=config.spec,
             rope=self.rope[config.rope],
             project=self._projection(prefix, config),
             gated=config.gated,
@@ -90,10 +90,11 @@ class Loader:
 
     def _projection(self, prefix: str, config: AttentionConfig) -> Matrix:
         """Queries, keys, values and, where there are any, gates."""
-        layout, hidden = config.layout, self.config.hidden
+        layout, hidden = config.spec.layout, self.config.hidden
         queries, keys = layout.key_column, layout.kv_heads * layout.size
         if not config.gated:
-            return self._fused(prefix, {"q_proj": queries, "k_proj": keys, "v_proj": keys}, hidden, config.qkv_bias)
+            outs = {"q_proj": queries} | ({"k_proj": keys, "v_proj": keys} if keys else {})
+            return self._fused(prefix, outs, hidden, config.qkv_bias)
         assert not config.qkv_bias, "no family has both"
         # The file has the query rows and then the gate rows of each head.
         both = self._weight(prefix + "q_proj.weight", 2 * queries, hidden)

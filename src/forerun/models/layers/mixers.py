@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from forerun.kernels.interface import Angles, Decay, DeltaLayout, HeadLayout, HeadNorms, Kernels
+from forerun.kernels.interface import Angles, AttentionSpec, Decay, DeltaLayout, HeadNorms, Kernels
 from forerun.kernels.matrix import Matrix
 from forerun.models.layers.rope import Rope
 from forerun.models.layers.rows import Pass
@@ -18,8 +18,7 @@ AllAngles = dict[Rope, Angles]  # of the rows of a pass, by table
 class AttentionMixer:
     """Weights of an attention layer."""
 
-    layout: HeadLayout
-    window: int  # 0: all keys
+    spec: AttentionSpec
     rope: Rope
     project: Matrix  # [layout.width, hidden]: queries, keys, values; with a gate [… + layout.key_column, hidden]
     gated: bool
@@ -30,17 +29,16 @@ class AttentionMixer:
     def forward(self, kernels: Kernels, x: Tensor, before: Tensor, batch: Pass, angles: AllAngles) -> Tensor:
         """[rows, hidden] → `before` and what it adds; every row's keys and values go to its sequence's pages."""
         projected = self.fill(kernels, x, batch, angles)
-        pages = batch.pages[self.index]
-        out = kernels.attention(projected, self.layout, batch.spans, pages, self.window, batch.prefill)
+        out = kernels.attention(projected, self.spec, batch.spans, batch.pages[self.index], batch.prefill)
         if self.gated:
-            out = kernels.sigmoid_gate(out, projected, self.layout.width)
+            out = kernels.sigmoid_gate(out, projected, self.spec.layout.width)
         return kernels.add_linear(out, self.output, before, batch.prefill)
 
     def fill(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles) -> Tensor:
         """The first part, up to keys and values in their pages: what `project` gives, queries ready."""
         projected = kernels.linear(x, self.project, batch.prefill)
         pages = batch.pages[self.index]
-        kernels.place(projected, self.layout, batch.spans, pages, angles[self.rope], self.head_norms)
+        kernels.place(projected, self.spec.layout, batch.spans, pages, angles[self.rope], self.head_norms)
         return projected
 
     def matrices(self) -> list[Matrix]:

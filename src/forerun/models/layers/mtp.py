@@ -44,7 +44,7 @@ class MtpHead:
     def layout(self) -> HeadLayout:
         """The shape of its keys and values."""
         assert isinstance(self.block.mixer, AttentionMixer)
-        return self.block.mixer.layout
+        return self.block.mixer.spec.layout
 
     def fuse(self, features: Tensor, prefill: bool) -> Tensor:
         """Features of the target [rows, (taps + 1) · hidden] → [rows, hidden]."""
