@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import tiny_model
-from tiny_qwen import tiny_qwen
+from tiny_qwen import FAMILIES, tiny_of
 
 from forerun.errors import ForerunError
 from forerun.kernels.reference import ReferenceKernels
@@ -25,7 +25,6 @@ from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.settings import Settings
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe"]
 ROPES = [
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32, "mscale": 1.0},
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
@@ -42,13 +41,7 @@ DAMAGES = 300  # of each kind
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp(request.param), request.param)
-
-
-def make(where: Path, family: str) -> Path:
-    if family.startswith("qwen3_5"):
-        return tiny_qwen(where, sparse=family.endswith("moe"), nested=True)
-    return tiny_model(where, family)
+    return tiny_of(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
