@@ -76,6 +76,13 @@ class ReferenceKernels(RecurrentReference):
             rows.append((F.silu(gate) * up).to(gate_up.dtype))
         return torch.cat(rows)
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        rows = [row.float().chunk(2, dim=1) for row in gate_up.split(1)]
+        return torch.cat([F.gelu(gate, approximate="tanh") * up for gate, up in rows]).to(gate_up.dtype)
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        return torch.cat([cap * (row / cap).tanh() for row in logits.split(1)])
+
     def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
         half = cos.shape[1]
         part = x[:, first : first + heads * size].unflatten(1, (heads, size))  # [rows, heads, size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec, DeltaLayout, HeadLayout
@@ -13,6 +14,7 @@ from forerun.weights.settings import Settings
 MOST_LAYERS = 4096
 MOST_POSITIONS = 2**31 - 1  # they are counted in 32 bits on a device
 LARGEST_HEAD = 1 << 16
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,11 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
-    """One gated network: silu(gate) · up, then down."""
+    """One gated network: activation(gate) · up, then down."""
 
     inner: int
     bias: bool = False
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,9 @@ class DecoderConfig:
     tied: bool  # the output matrix is the embedding
     layers: tuple[LayerConfig, ...]
     zero_centred_norms: bool = False  # files hold w where the factor is 1 + w
+    sandwich_norms: bool = False  # what a mixer or a network gives is normed too, before it is added
+    embedding_scale: float = 1.0  # that embeddings are multiplied by
+    softcap: float = 0.0  # logits become softcap · tanh(logit / softcap); 0 leaves them as they are
     prefixes: tuple[str, ...] = ("model.",)  # of tensor names: the first that fits
     ignored: tuple[str, ...] = ()  # beginnings of names that the decoder does not read: a vision model, a head
     mtp_layers: int = 0  # blocks of the native head that config.json declares

@@ -96,6 +96,8 @@ class Decoder:
         """Run all rows; each sequence's pages and state take part."""
         kernels, angles = self.kernels, self.rope.angles(batch)
         x = kernels.embed(batch.tokens, self.embedding).to(self.dtype)  # [rows, hidden]
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if batch.features and index in self.taps:
@@ -104,7 +106,10 @@ class Decoder:
         hidden = kernels.rms_norm(x, self.norm, self.config.eps)
         wanted = hidden if batch.wanted is None else hidden[batch.wanted]
         features = torch.cat([*(tapped[tap] for tap in self.taps), hidden], dim=1) if batch.features else None
-        return Output(kernels.logits(wanted, self.head), hidden, features)
+        logits = kernels.logits(wanted, self.head)
+        if self.config.softcap:
+            logits = kernels.soft_cap(logits, self.config.softcap)
+        return Output(logits, hidden, features)
 
     def output_rows(self, ids: Tensor) -> Tensor:
         """Rows [n, hidden] of the output matrix as the checkpoint has them, before they were packed."""

@@ -23,13 +23,23 @@ class Layer:
     post_norm: Tensor  # [hidden]
     feed_forward: FeedForward
     eps: float
+    mixed_norm: Tensor | None = None  # [hidden], of what the mixer gives, before it is added
+    fed_norm: Tensor | None = None  # [hidden], of what the network gives
 
     def forward(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles) -> Tensor:
         """[rows, hidden] → [rows, hidden]; pages and states of the sequences take part."""
         normed = kernels.rms_norm(x, self.input_norm, self.eps)
-        x = self.mixer.forward(kernels, normed, x, batch, angles)
+        if self.mixed_norm is None:
+            x = self.mixer.forward(kernels, normed, x, batch, angles)
+        else:
+            x = x + kernels.rms_norm(
+                self.mixer.forward(kernels, normed, None, batch, angles), self.mixed_norm, self.eps
+            )
         normed = kernels.rms_norm(x, self.post_norm, self.eps)
-        return self.feed_forward.forward(kernels, normed, x, batch.prefill)
+        if self.fed_norm is None:
+            return self.feed_forward.forward(kernels, normed, x, batch.prefill)
+        fed = self.feed_forward.forward(kernels, normed, None, batch.prefill)
+        return x + kernels.rms_norm(fed, self.fed_norm, self.eps)
 
     def fill(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles) -> None:
         """Only what later rows read of these: their keys and values."""

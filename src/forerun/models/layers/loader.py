@@ -31,15 +31,21 @@ class Loader:
 
     def layer(self, prefix: str, config: LayerConfig, index: int) -> Layer:
         """The layer whose tensors begin with `prefix`; `index` says where its state is, as `state_index` does."""
-        hidden = self.config.hidden
+        before, after, sandwich = "input_layernorm", "post_attention_layernorm", self.config.sandwich_norms
+        names = (
+            [before, "pre_feedforward_layernorm", after, "post_feedforward_layernorm"] if sandwich else [before, after]
+        )
+        norms = [self.norm(f"{prefix}{name}.weight", self.config.hidden) for name in names]
         return Layer(
-            input_norm=self.norm(prefix + "input_layernorm.weight", hidden),
+            input_norm=norms[0],
             mixer=self._delta(prefix + "linear_attn.", config.mixer, index)
             if isinstance(config.mixer, DeltaLayout)
             else self._attention(prefix + "self_attn.", config.mixer, index),
-            post_norm=self.norm(prefix + "post_attention_layernorm.weight", hidden),
+            post_norm=norms[1],
             feed_forward=self._feed_forward(prefix + "mlp.", config.feed_forward),
             eps=self.config.eps,
+            mixed_norm=norms[2] if sandwich else None,
+            fed_norm=norms[3] if sandwich else None,
         )
 
     def norm(self, name: str, size: int) -> Tensor:
@@ -126,7 +132,7 @@ class Loader:
 
     def _feed_forward(self, prefix: str, config: DenseConfig | ExpertsConfig) -> FeedForward:
         if isinstance(config, DenseConfig):
-            return Dense(self._network(prefix, config.inner, config.bias))
+            return Dense(self._network(prefix, config.inner, config.bias), config.activation)
         return Sparse(
             router=self.exact(prefix + "gate.weight", config.count, self.config.hidden),
             experts=self.kernels.pack_experts(self._experts(prefix + "experts.", config)),

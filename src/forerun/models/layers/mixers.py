@@ -8,6 +8,7 @@ from torch import Tensor
 
 from forerun.kernels.interface import Angles, AttentionSpec, Decay, DeltaLayout, HeadNorms, Kernels
 from forerun.kernels.matrix import Matrix
+from forerun.models.layers.feed_forward import added
 from forerun.models.layers.rope import Rope
 from forerun.models.layers.rows import Pass
 
@@ -26,13 +27,13 @@ class AttentionMixer:
     output: Matrix  # [hidden, layout.key_column]
     index: int  # of its pages in `Pass.pages`
 
-    def forward(self, kernels: Kernels, x: Tensor, before: Tensor, batch: Pass, angles: AllAngles) -> Tensor:
-        """[rows, hidden] → `before` and what it adds; every row's keys and values go to its sequence's pages."""
+    def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, batch: Pass, angles: AllAngles) -> Tensor:
+        """[rows, hidden] → `before`, if any, and what it adds; keys and values of every row go to their pages."""
         projected = self.fill(kernels, x, batch, angles)
         out = kernels.attention(projected, self.spec, batch.spans, batch.pages[self.index], batch.prefill)
         if self.gated:
             out = kernels.sigmoid_gate(out, projected, self.spec.layout.width)
-        return kernels.add_linear(out, self.output, before, batch.prefill)
+        return added(kernels, out, self.output, before, batch.prefill)
 
     def fill(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles) -> Tensor:
         """The first part, up to keys and values in their pages: what `project` gives, queries ready."""
@@ -60,8 +61,8 @@ class DeltaMixer:
     output: Matrix  # [hidden, layout.values]
     index: int  # among the recurrent layers
 
-    def forward(self, kernels: Kernels, x: Tensor, before: Tensor, batch: Pass, _: AllAngles) -> Tensor:
-        """[rows, hidden] → `before` and what it adds; takes part in the state of each sequence."""
+    def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, batch: Pass, _: AllAngles) -> Tensor:
+        """[rows, hidden] → `before`, if any, and what it adds; takes part in the state of each sequence."""
         layout, prefill = self.layout, batch.prefill
         projected = kernels.linear(x, self.project, prefill)
         gates = projected[:, layout.width + layout.values :]
@@ -71,7 +72,7 @@ class DeltaMixer:
             projected, gates, layout, batch.spans, self.index, self.convolution, self.decay, prefill
         )
         out = kernels.gated_norm(out, projected, layout.width, self.norm, self.eps)
-        return kernels.add_linear(out, self.output, before, prefill)
+        return added(kernels, out, self.output, before, prefill)
 
     def matrices(self) -> list[Matrix]:
         """All weights."""
