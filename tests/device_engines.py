@@ -56,8 +56,8 @@ def device_engine(folder: Path, head: Path | None, *, rounds: bool = True) -> En
 def attach(head: Path, decoder: Decoder) -> MtpDrafter:
     built = build_head(read_head(head), decoder, VOCAB)
     decoder.taps = built.taps
-    built.block.rope.reserve(2 * CONTEXT)
-    pool = PagePool(built.block.layout, 1, 60, PAGE, torch.float32, DEVICE, on_device=True)
+    built.rope.reserve(2 * CONTEXT)
+    pool = PagePool(built.layout, 1, 60, PAGE, torch.float32, DEVICE, on_device=True)
     return MtpDrafter(built, pool, VOCAB, CHUNK)
 
 

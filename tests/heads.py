@@ -190,7 +190,7 @@ def twin(
 @torch.inference_mode()
 def observe(model: Decoder, tokens: list[int], taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The target's features and logits at every position of a text."""
-    pool = PagePool(model.config.layout, model.config.layers, CONTEXT // PAGE, PAGE, torch.float32, CPU)
+    pool = PagePool(model.config.layout, len(model.config.layers), CONTEXT // PAGE, PAGE, torch.float32, CPU)
     cache = SequenceCache(pool)
     cache.grow(len(tokens))
     kept, model.taps = model.taps, taps
@@ -229,7 +229,7 @@ def mtp_engine(model: Decoder, folder: Path, *, head_pages: int = 400, **options
     head = build_head(read_head(folder), model, VOCAB)
     model.taps = head.taps
     machine = engine(model, **options)
-    pool = PagePool(head.block.layout, 1, head_pages, PAGE, torch.float32, CPU)
+    pool = PagePool(head.layout, 1, head_pages, PAGE, torch.float32, CPU)
     machine.drafters["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
     return machine
 

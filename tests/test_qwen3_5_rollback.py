@@ -22,7 +22,7 @@ from forerun.kernels.interface import WIDEST
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.delta import DeltaMixer
+from forerun.models.layers.mixers import DeltaMixer
 from forerun.models.layers.rows import make_pass
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
@@ -48,7 +48,7 @@ def state_of(model: Decoder, cache: SequenceCache) -> list[torch.Tensor]:
     mark = cache.snapshot()
     cache.begin(0, prefill=False)
     rows = recurrent([(cache.slot, 0)], states.layers, None, CPU)
-    for block in model.blocks:  # type: ignore[attr-defined]
+    for block in model.layers:
         mixer = block.mixer
         if isinstance(mixer, DeltaMixer):
             layout = mixer.layout

@@ -182,9 +182,8 @@ def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int, con
     """A drafter with a cache for as many tokens as the target's, and a target that shows what the head looks at."""
     decoder.taps = head.taps
     if pool.on_device:  # whose kernels look angles up and cannot make the table grow
-        head.block.rope.reserve(context + 2 * (MAX_DEPTH + 1))  # a table it shares with the model stays as it is
-    layout = head.block.layout
-    own = PagePool(layout, 1, pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device)
+        head.rope.reserve(context + 2 * (MAX_DEPTH + 1))  # a table it shares with the model stays as it is
+    own = PagePool(head.layout, 1, pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device)
     return MtpDrafter(head, own, vocab, CHUNK)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels import compiled
+from forerun.kernels import compiled, compiled_activations
 from forerun.kernels.cpu_recurrent import RecurrentCpu
 from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, LayerPages, PassRows
 from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix, Weight, round_to_int8
@@ -96,6 +96,15 @@ class CpuKernels(RecurrentCpu):
         out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
         compiled.silu_mul(gate_up.numpy(), out.numpy())
         return out
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
+        compiled_activations.gelu_mul(gate_up.numpy(), out.numpy())
+        return out
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        compiled_activations.soft_cap(logits.numpy(), np.float32(cap))
+        return logits
 
     def rotate(self, x: Tensor, first: int, heads: int, size: int, rows: PassRows, angles: Angles) -> None:
         turns = angles.cos.numpy(), angles.sin.numpy()

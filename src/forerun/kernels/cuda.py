@@ -77,6 +77,14 @@ class CudaKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """In torch, whose element-wise kernels do the same for an element wherever it stands."""
+        gate, up = gate_up.float().chunk(2, dim=1)
+        return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        return logits.div_(cap).tanh_().mul_(cap)
+
     def place(
         self,
         qkv: Tensor,

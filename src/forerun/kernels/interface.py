@@ -275,6 +275,14 @@ class Kernels(Protocol):
         """[rows, 2·width] → silu(first half) · second half."""
         ...
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """[rows, 2·width] → gelu(first half), in the form with tanh, · second half."""
+        ...
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        """cap · tanh(logits / cap) of float32 logits [rows, vocabulary]; may be done in place."""
+        ...
+
     def place(
         self,
         qkv: Tensor,

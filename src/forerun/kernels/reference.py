@@ -76,6 +76,13 @@ class ReferenceKernels(RecurrentReference):
             rows.append((F.silu(gate) * up).to(gate_up.dtype))
         return torch.cat(rows)
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        rows = [row.float().chunk(2, dim=1) for row in gate_up.split(1)]
+        return torch.cat([F.gelu(gate, approximate="tanh") * up for gate, up in rows]).to(gate_up.dtype)
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        return torch.cat([cap * (row / cap).tanh() for row in logits.split(1)])
+
     def rotate(self, x: Tensor, first: int, heads: int, size: int, rows: PassRows, angles: Angles) -> None:
         at = torch.cat([rows.position[s] + torch.arange(n, device=x.device) for s, _, n in rows.spans()])
         cos, sin = angles.cos[at][:, None], angles.sin[at][:, None]
