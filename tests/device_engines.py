@@ -19,6 +19,7 @@ from forerun.draft.protocol import Drafter
 from forerun.engine.engine import Engine
 from forerun.engine.on_device import device_rounds, graphed_target
 from forerun.kernels.cuda import CudaKernels
+from forerun.kernels.interface import AttentionSpec
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import NullProgress
@@ -57,7 +58,7 @@ def attach(head: Path, decoder: Decoder) -> MtpDrafter:
     built = build_head(read_head(head), decoder, VOCAB)
     decoder.taps = built.taps
     built.rope.reserve(2 * CONTEXT)
-    pool = PagePool(built.layout, 1, 60, PAGE, torch.float32, DEVICE, on_device=True)
+    pool = PagePool([AttentionSpec(built.layout)], 60, PAGE, torch.float32, DEVICE, on_device=True)
     return MtpDrafter(built, pool, VOCAB, CHUNK)
 
 

@@ -144,11 +144,11 @@ def test_a_sequence_that_comes_back_to_other_pages(folder: Path) -> None:
     engine.pause(sequence)
     before = list(sequence.cache.pages)
     sequence.cache.park()
-    taken = engine.pool.take(2)
+    taken = engine.pool.groups[0].take(2)
     engine.unpause(sequence)
     finish(engine, [sequence])
     assert sequence.answer == whole and sequence.cache.pages != before
-    engine.pool.give_back(taken)
+    engine.pool.groups[0].give_back(taken)
 
 
 @SLOW

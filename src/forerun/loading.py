@@ -27,6 +27,7 @@ from forerun.engine.graphs import GraphedTarget
 from forerun.engine.probe import ProbeResult, probe
 from forerun.engine.request import MAX_DEPTH
 from forerun.errors import ForerunError
+from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
@@ -183,7 +184,9 @@ def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int, con
     decoder.taps = head.taps
     if pool.on_device:  # whose kernels look angles up and cannot make the table grow
         head.rope.reserve(context + 2 * (MAX_DEPTH + 1))  # a table it shares with the model stays as it is
-    own = PagePool(head.layout, 1, pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device)
+    own = PagePool(
+        [AttentionSpec(head.layout)], pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device
+    )
     return MtpDrafter(head, own, vocab, CHUNK)
 
 

@@ -153,7 +153,9 @@ def pass_seconds(engine: Engine, width: int) -> float:
     engine.land(go_on=False)
     lanes = device.lanes
     states = () if pool.states is None else pool.states.layers
-    rows = PassRows.uniform(width, lanes.position[:1].clone(), [lanes.table[:1]], lanes.slot[:1], states)
+    rows = PassRows.uniform(
+        width, lanes.position[:1].clone(), [table[:1] for table in lanes.tables], lanes.slot[:1], states
+    )
     tokens = torch.arange(5, 5 + width, device="cuda")
     seconds = replay_seconds(captured(lambda: decoder.forward(Pass(tokens, rows, pool.layers, None, False))))
     stop(engine)

@@ -145,7 +145,7 @@ class DeviceRounds:
         grown = False
         for seat in self._seats:
             cache = seat.sequence.cache
-            if cache.slot != seat.slot or cache.pages[: len(seat.pages)] != seat.pages:
+            if cache.slot != seat.slot or not cache.still_holds(seat.pages):
                 return False  # it was parked and came back elsewhere
             if len(cache.pages) > len(seat.pages):
                 grown = True
@@ -289,7 +289,7 @@ class DeviceRounds:
         before = position.clone()
         states = self.pool.states
         recurrent = () if states is None else states.layers
-        rows = PassRows.uniform(width, before, [lanes.table[:count]], lanes.slot[:count], recurrent)
+        rows = PassRows.uniform(width, before, [table[:count] for table in lanes.tables], lanes.slot[:count], recurrent)
         output = self.decoder.forward(Pass(tokens.flatten(), rows, self.pool.layers, None, False, shape.headed))
         chosen, bad = self._choose(output.logits, shape, before)
         accepted = torch.empty(count, dtype=torch.int32, device=device)

@@ -44,14 +44,15 @@ class Graphs:
         """`launch` reads and writes static buffers only. It runs once here, so that whatever must compile does."""
         if not self.real:
             return Replay(launch, None, None)
-        beside = torch.cuda.Stream(self.device)
-        beside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(beside):
-            launch()
-        torch.cuda.current_stream(self.device).wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with no_collection(), torch.cuda.graph(graph, pool=self._pool):
-            result = launch()
+        with torch.cuda.device(self.device):  # both what is captured and where it runs follow the current one
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                launch()
+            torch.cuda.current_stream().wait_stream(beside)
+            graph = torch.cuda.CUDAGraph()
+            with no_collection(), torch.cuda.graph(graph, pool=self._pool):
+                result = launch()
         return Replay(launch, graph, result)
 
 
@@ -81,6 +82,12 @@ class Replay(Generic[Result]):
         return self._result
 
 
+def spare_tables(pool: PagePool, lanes: int, pages: int) -> list[Tensor]:
+    """A block table [lanes, pages] for each page group, in which nobody has a page."""
+    shape = (lanes, pages)
+    return [torch.full(shape, pool.spare_page, dtype=torch.int32, device=pool.device) for _ in pool.groups]
+
+
 class GraphedTarget:
     """The target on a device: passes are replayed from graphs, of rounds one per number of lanes and width."""
 
@@ -89,7 +96,7 @@ class GraphedTarget:
         self.decoder, self.pool, self.graphs = decoder, pool, graphs
         most, device = LANES[-1], pool.device
         self.position = torch.zeros(most, dtype=torch.int32, device=device)
-        self.tables = [torch.full((most, pages), pool.spare_page, dtype=torch.int32, device=device)]
+        self.tables = spare_tables(pool, most, pages)
         self.slot = torch.full((most,), pool.spare_slot, dtype=torch.int32, device=device)
         self.counts = RowCounts(decoder)
         self.prompts = GraphedPrompts(decoder, pool, graphs, pages)
@@ -162,7 +169,7 @@ class GraphedPrompts:
         device = pool.device
         self.tokens = torch.zeros(PROMPTS[-1], dtype=torch.int64, device=device)
         room = max(pages, pool.pages_for(PROMPTS[-1]))
-        self.tables = [torch.full((1, room), pool.spare_page, dtype=torch.int32, device=device)]
+        self.tables = spare_tables(pool, 1, room)
         self.wanted = torch.zeros(1, dtype=torch.int64, device=device)
         self.start = torch.zeros(1, dtype=torch.int32, device=device)
         self.slot = torch.full((1,), pool.spare_slot, dtype=torch.int32, device=device)

@@ -76,7 +76,7 @@ class Lanes:
         self.live = state["live"]
         self.headed = state["headed"]  # lanes whose drafts come from the head
         self.position, self.slot = state["position"], state["slot"]  # tokens in the cache; in the recurrent state
-        self.table = torch.zeros(most, pages, dtype=small, device=device)
+        self.tables = [torch.zeros(most, pages, dtype=small, device=device) for _ in pool.groups]
         self.head_table = torch.zeros(most, pages, dtype=small, device=device)
         self.clear()
 
@@ -107,14 +107,16 @@ class Lanes:
         for values in self._drafts.here.values():
             values.fill(0)
         self._drafts.send()
-        self.table.fill_(self.pool.spare_page)
+        for table in self.tables:
+            table.fill_(self.pool.spare_page)
         self.head_table.fill_(0 if self.head_pool is None else self.head_pool.spare_page)
         if seats:
             self.turn_pages(seats)
 
     def turn_pages(self, seats: list[Seat]) -> None:
         """Where the lanes' keys and values are. Pages may be added between rounds, drafts stay."""
-        self._pages(self.table, [seat.sequence.cache.pages for seat in seats], self.pool)
+        for group, table in enumerate(self.tables):
+            self._pages(table, [seat.sequence.cache.blocks[group] for seat in seats], self.pool)
         if self.head_pool is not None:
             self._pages(self.head_table, [seat.head_pages or [] for seat in seats], self.head_pool)
 

@@ -14,7 +14,7 @@ def graphed_target(decoder: Decoder, pool: PagePool, context: int) -> GraphedTar
     """Decode passes as graphs; tables of angles are filled now, because a graph cannot make them grow."""
     rows = context + 2 * (MAX_DEPTH + 1)
     decoder.rope.reserve(rows)
-    return GraphedTarget(decoder, pool, Graphs(pool.device), min(pool.count, pool.pages_for(rows)))
+    return GraphedTarget(decoder, pool, Graphs(pool.device), pool.pages_for(rows))
 
 
 def device_rounds(target: GraphedTarget, drafters: dict[str, Drafter], vocab: int) -> DeviceRounds:

@@ -13,19 +13,22 @@ DELTA_CHUNK = 64  # rows of the gated delta rule that are solved together
 DELTA_ROWS = 1024  # whose chunks are worked on side by side: more would take much memory
 
 
-def gather(table: Tensor, layer: LayerPages, length: int) -> tuple[Tensor, Tensor]:
-    """The first `length` keys and values of the sequence of a block table [pages], each [kv heads, length, size]."""
+def gather(table: Tensor, layer: LayerPages, length: int, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Keys and values of the sequence of a block table [pages], from page `first` on: each [kv heads, keys, size].
+
+    Of its first `length` keys, those of pages before `first` are left out.
+    """
     page = layer.values.shape[2]
-    used = table[: -(-length // page)].long()
+    used = table[first : -(-length // page)].long()
     keys = layer.keys[used].permute(1, 0, 3, 2).flatten(1, 2)  # [kv heads, pages · page, size]
     values = layer.values[used].permute(1, 0, 2, 3).flatten(1, 2)
-    return keys[:, :length], values[:, :length]
+    return keys[:, : length - first * page], values[:, : length - first * page]
 
 
-def visible(position: int, count: int, length: int, window: int, device: torch.device) -> Tensor:
-    """Which of `length` keys each of `count` rows may read: [count, length] bool."""
+def visible(position: int, count: int, begin: int, window: int, device: torch.device) -> Tensor:
+    """Which keys from `begin` to its last row each of `count` rows may read: [count, keys] bool."""
     row = torch.arange(position, position + count, device=device)[:, None]
-    key = torch.arange(length, device=device)[None, :]
+    key = torch.arange(begin, position + count, device=device)[None, :]
     mask = key <= row
     return mask & (key > row - window) if window else mask
 
@@ -34,10 +37,12 @@ def prefill_attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: L
     """[rows, layout.width] → [rows, heads · size] for the one sequence of a prefill pass."""
     assert rows.chunk is not None
     layout, position, length = spec.layout, rows.chunk.position, rows.chunk.position + len(qkv)
-    keys, values = gather(rows.table(layer)[0], layer, length)
+    page = layer.values.shape[2]
+    first = max(0, position + 1 - spec.window) // page if spec.window else 0  # pages before it may be gone
+    keys, values = gather(rows.table(layer)[0], layer, length, first)
     queries = qkv[:, : layout.key_column].unflatten(1, (layout.heads, layout.size)).transpose(0, 1)
     causal = position == 0 and not spec.window and not spec.softcap
-    mask = None if causal else visible(position, len(qkv), length, spec.window, qkv.device)
+    mask = None if causal else visible(position, len(qkv), first * page, spec.window, qkv.device)
     if mask is not None and spec.softcap:
         return capped_attention(queries, keys, values, mask, spec).transpose(0, 1).flatten(1)
     out = scaled_dot_product_attention(

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import AttentionSpec, LayerPages, PassRows
 
@@ -247,6 +248,7 @@ def splits(kv_heads: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
+@on_its_device
 def attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, counters: Tensor) -> Tensor:
     """[rows, layout.width or more] → [rows, heads · size]; the rows' own keys and values are in the pages already.
 

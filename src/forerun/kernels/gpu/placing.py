@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import HeadLayout, LayerPages, PassRows
 
@@ -123,6 +124,7 @@ def _place(
         _write(place, left, right, rest, pair, other, 1, SIZE, HALF)
 
 
+@on_its_device
 def place(
     qkv: Tensor,
     layout: HeadLayout,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import Decay, DeltaLayout, DeviceLayer, PassRows
 from forerun.kernels.reference_recurrent import L2_EPS
@@ -22,6 +23,7 @@ LANES = 8  # of a warp that share a column of such a part
 STAGES = 4  # of the loop over rows: three are on their way while one is worked on
 
 
+@on_its_device
 def recurrence(
     x: Tensor, gates: Tensor, layout: DeltaLayout, rows: PassRows, layer: DeviceLayer, convolution: Tensor, decay: Decay
 ) -> Tensor:

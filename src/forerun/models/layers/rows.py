@@ -60,12 +60,14 @@ def _ragged_rows(work: Work) -> tuple[PassRows, Tensor, Tensor]:
     starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
     numbers = [(cache.length, cache.slot or 0) for cache, _ in work]
     position, slot = torch.tensor(numbers, dtype=torch.int32, device=device).T.contiguous()
-    tables = [cache.table for cache, _ in work]
-    table = tables[0][None] if len(tables) == 1 else pad_sequence(tables, batch_first=True)
+    tables = [
+        each[0][None] if len(each) == 1 else pad_sequence(list(each), batch_first=True)
+        for each in zip(*(cache.tables for cache, _ in work), strict=True)
+    ]
     longest = max(cache.length + len(mine) for cache, mine in work)
     tokens = torch.tensor([token for _, mine in work for token in mine], device=device)
     last = (starts[1:] - 1).long().to(device)
-    return PassRows(starts, max(counts), position, [table], slot, longest=longest), tokens, last
+    return PassRows(starts, max(counts), position, tables, slot, longest=longest), tokens, last
 
 
 def _uniform_rows(work: Work) -> tuple[PassRows, Tensor, Tensor]:
@@ -73,16 +75,16 @@ def _uniform_rows(work: Work) -> tuple[PassRows, Tensor, Tensor]:
     pool = work[0][0].pool
     width = max(len(mine) for _, mine in work)
     pages = max(pool.pages_for(cache.length + width) for cache, _ in work)
-    ids, table = [], []
-    for cache, mine in work:
-        ids += mine + [0] * (width - len(mine))
-        held = cache.pages[:pages]
-        table += held + [pool.spare_page] * (pages - len(held))
+    ids = [token for _, mine in work for token in mine + [0] * (width - len(mine))]
+    padding = [pool.spare_page] * pages
+    groups = range(len(pool.groups))
+    tables = [[page for cache, _ in work for page in (cache.blocks[group] + padding)[:pages]] for group in groups]
     places = [cache.length for cache, _ in work]
     slots = [pool.spare_slot if cache.slot is None else cache.slot for cache, _ in work]
     last = [index * width + len(mine) - 1 for index, (_, mine) in enumerate(work)]
-    position, entries, slot, tokens, ends = upload([places, table, slots, ids, last], pool.device)
-    return PassRows.uniform(width, position, [entries.view(len(work), pages)], slot), tokens.long(), ends.long()
+    position, slot, tokens, ends, *entries = upload([places, slots, ids, last, *tables], pool.device)
+    rows = PassRows.uniform(width, position, [table.view(len(work), pages) for table in entries], slot)
+    return rows, tokens.long(), ends.long()
 
 
 def upload(parts: list[list[int]], device: torch.device) -> list[Tensor]:
