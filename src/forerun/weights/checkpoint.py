@@ -33,7 +33,6 @@ class Checkpoint:
     def __init__(self, path: Path, config: dict[str, Any], files: list[Path]) -> None:
         self.path = path
         self.config = config
-        self.size_bytes = sum(file.stat().st_size for file in files)
         self._handles: dict[str, Any] = {}  # tensor name -> the open file it is in
         self._taken: set[str] = set()
         for file in files:
