@@ -230,7 +230,7 @@ def mtp_engine(model: Decoder, folder: Path, *, head_pages: int = 400, **options
     model.taps = head.taps
     machine = engine(model, **options)
     pool = PagePool(head.block.layout, 1, head_pages, PAGE, torch.float32, CPU)
-    machine.drafters["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
+    machine.drafters.by_name["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
     return machine
 
 

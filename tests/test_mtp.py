@@ -91,7 +91,7 @@ def floats(folders: dict[str, Path]) -> Trio:
 
 
 def drafter_of(machine: Engine) -> MtpDrafter:
-    drafter = machine.drafters["mtp"]
+    drafter = machine.drafters.by_name["mtp"]
     assert isinstance(drafter, MtpDrafter)
     return drafter
 
@@ -134,7 +134,7 @@ def test_alone_and_in_a_mixed_batch(trio: Trio) -> None:
     together = run(machine, *mixed)
     alone = [run(machine, r)[0] for r in mixed]
     assert [s.answer for s in together] == [s.answer for s in alone]
-    assert together[0].policy.arm == "mtp" and together[0].counters.accepted > 0
+    assert together[0].policy.arm.name == "mtp" and together[0].counters.accepted > 0
     # The head saw the same, too.
     assert [s.counters.accepted for s in together] == [s.counters.accepted for s in alone]
 

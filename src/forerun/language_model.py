@@ -7,20 +7,18 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, cast
 
-import torch
-
 from forerun.device import Machine, running_memory
-from forerun.engine.controller import Controller
-from forerun.engine.cost_file import CostFile
-from forerun.engine.costs import CostTable
 from forerun.engine.engine import Engine
 from forerun.engine.interrupts import interrupts_held
-from forerun.engine.kinds import kind_of
 from forerun.engine.probe import ProbeResult
-from forerun.engine.request import AcceptChoice, DraftChoice, Request
+from forerun.engine.request import AcceptChoice, Request
 from forerun.engine.sequence import Sequence as Running
 from forerun.engine.sequence import Status
+from forerun.engine.warmup import warm_up
 from forerun.errors import ForerunError
+from forerun.policy.cost_file import CostFile
+from forerun.policy.costs import CostTable
+from forerun.policy.kinds import kind_of
 from forerun.progress import NullProgress, Progress
 from forerun.response import Chunk, Response
 from forerun.sample.language import language_bias, parse_language_bias
@@ -98,14 +96,14 @@ class LanguageModel:
             max_tokens=max_tokens,
             stop_strings=stops,
             stop_ids=self.stop_ids,
-            draft=cast(DraftChoice, draft),
+            draft=draft,
             draft_tokens=None if draft_tokens == "auto" else cast(int, draft_tokens),
             accept=cast(AcceptChoice, accept),
             kind=kind_of(tokens, self._text(prompt)) if draft == "auto" else "",
         )
         if draft == "auto" and (max_tokens is None or max_tokens >= WORTH_MEASURING):
-            with torch.inference_mode(), running_memory():
-                self.engine.warm_up(sampling.filtered, progress or NullProgress())
+            with running_memory():
+                warm_up(self.engine, sampling.filtered, progress or NullProgress())
         text = AnswerText(self.tokenizer, tokens, stops)
         with interrupts_held():  # nobody else would release it
             return Generation(self, self.engine.submit(request, text), progress or NullProgress())
@@ -160,15 +158,21 @@ class Generation:
     def _advance(self) -> None:
         engine, sequence = self.model.engine, self.sequence
         engine.unpause(sequence)
-        with torch.inference_mode(), running_memory():
-            if sequence.status in (Status.WAITING, Status.PREFILL) and sequence.prompt_length > engine.chunk:
-                with self._progress.task("reading the prompt", sequence.prompt_length) as task:
-                    while sequence.status in (Status.WAITING, Status.PREFILL):
-                        before = sequence.cache.length
-                        engine.step()
-                        task.advance(sequence.cache.length - before)
-            else:
-                engine.step()
+        reads = sequence.status in (Status.WAITING, Status.PREFILL)
+        if not reads or sequence.prompt_length <= engine.chunk:
+            self._step()
+            return
+        with self._progress.task("reading the prompt", sequence.prompt_length) as task:
+            while sequence.status in (Status.WAITING, Status.PREFILL):
+                before = sequence.cache.length
+                self._step()
+                task.advance(sequence.cache.length - before)
+
+    def _step(self) -> None:
+        """One round of everybody, unless another thread has just run the one we wait for."""
+        with self.model.engine.owner:
+            if not self.sequence.emissions and self.sequence.status is not Status.FINISHED:
+                self.model.engine.step()
 
     def _last(self) -> Chunk:
         if self._ended:
@@ -176,7 +180,8 @@ class Generation:
         if self.sequence.error is not None:
             self._ended = True
             self.close()
-            raise self.sequence.error
+            with running_memory():
+                raise self.sequence.error
         with interrupts_held():
             return self._end()
 
@@ -216,7 +221,7 @@ class Generation:
             seed=sequence.request.sampling.seed,
             arms={arm: replace(use) for arm, use in counters.arms.items()},
             per_position=[list(pair) for pair in counters.per_position],
-            seconds_saved=seconds_saved(sequence, self.model.engine.costs_of([sequence.request])),
+            seconds_saved=seconds_saved(sequence, self.model.engine.executor.costs_of([sequence])),
             warnings=[
                 *(self.model.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
                 *sequence.warnings,
@@ -242,7 +247,8 @@ class Generation:
         self.model.engine.release(self.sequence)
 
     def __del__(self) -> None:
-        self.close()
+        engine, sequence = self.model.engine, self.sequence
+        engine.owner.post(lambda: engine.release(sequence))  # a finaliser may run in the middle of a round
 
     def __enter__(self) -> Self:
         return self
@@ -266,9 +272,8 @@ def seconds_saved(sequence: Running, costs: CostTable) -> float | None:
     counters = sequence.counters
     if not sequence.arms or not costs.plain_measured:
         return None
-    if isinstance(sequence.policy, Controller):
-        return sequence.policy.saved
-    return (counters.rounds + counters.accepted) * costs.pass_seconds(1) - counters.decode_seconds
+    tokens = counters.rounds + counters.accepted
+    return sequence.policy.seconds_saved(tokens, counters.decode_seconds, costs.pass_seconds(1))
 
 
 def collect(generation: Generation) -> Response:

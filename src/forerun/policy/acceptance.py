@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from forerun.draft.arms import ARMS
+
 SLOW, FAST = 0.95, 0.7  # weight of what is known when a new observation comes in
 BREAK = 0.45  # when the fast mean is this far from the slow one, the text has changed: forget all but the fast one
 AFRESH = 4.0  # observations that it then counts for
 FADE = 0.97  # weight of what is known of a position after a round that did not reach it
 NEIGHBOUR = 5.0  # observations the position before counts for
 PRIOR_WEIGHT = 4.0  # observations the prior counts for
-GUESS_WEIGHT = 2.0  # observations that the guesses below count for
+GUESS_WEIGHT = 2.0  # observations that the guess of an arm counts for
 KIND_WEIGHT = 6.0  # observations that all kinds together count for in the prior of one kind
-# Acceptance expected of an arm nobody has seen yet, rounded from what lookups and the built-in head get.
-GUESSES = {"lookup": 0.55, "long lookup": 0.9}
-OTHER_GUESS = 0.6
 CONTINUES = 0.97  # acceptance at an unseen position, relative to the one before it
 MOST_EARNED, CREDIT = 10.0, 0.2  # rounds that a kind of request can have earned; the share that one may stake
 OLD = 0.99  # weight of what earlier requests taught when a new round comes in
@@ -92,7 +91,7 @@ class Priors:
 
     def rates(self, arm: str, kind: str) -> list[float]:
         """Expected acceptance per position; a kind seen rarely leans on all of them."""
-        guess = GUESSES.get(arm, OTHER_GUESS)
+        guess = ARMS[arm].acceptance
         overall = self._counts.get((arm, None), [(0.0, 0.0)])
         own = self._counts.get((arm, kind), [])
         rates = []

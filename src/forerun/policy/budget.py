@@ -4,38 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from forerun.engine.controller import PLAIN, Controller, Decision
-from forerun.engine.costs import CostTable
-from forerun.engine.round import Turn
+from forerun.policy.costs import CostTable
+from forerun.policy.decision import PLAIN, Decision, Policy
 
 
-def cut_drafts(turns: list[Turn], costs: CostTable, on_device: bool = False) -> None:
-    """Drafts that do not pay in this batch are not made. Depths that users named stay, and so do trials.
+def cut_drafts(wishes: Sequence[tuple[Policy, Decision]], costs: CostTable, uniform: bool = False) -> list[Decision]:
+    """The decisions of a batch without drafts that do not pay in it. Depths that users named stay, and so do trials.
 
-    On a device all sequences of a pass have as many rows as the one with most.
+    `uniform`: all sequences of a pass have as many rows as the one with most, as on a device.
     """
     if not costs.known:
-        return
-    chances = [_chances(turn) for turn in turns]
-    fixed = [turn.decision.depth for turn, mine in zip(turns, chances, strict=True) if not mine]
+        return [decision for _, decision in wishes]
+    chances = [policy.survival(decision) for policy, decision in wishes]
+    fixed = [decision.depth for (_, decision), mine in zip(wishes, chances, strict=True) if not mine]
 
     def seconds(rows: int) -> float:
-        return costs.pass_seconds(rows, len(turns))
+        return costs.pass_seconds(rows, len(wishes))
 
-    if on_device:
-        depth = share_width(chances, max(fixed, default=0), lambda width: seconds(len(turns) * width))
+    if uniform:
+        depth = share_width(chances, max(fixed, default=0), lambda width: seconds(len(wishes) * width))
         depths = [min(depth, len(mine)) for mine in chances]
     else:
-        depths = share_rows(chances, len(turns) + sum(fixed), seconds)
-    for turn, mine, depth in zip(turns, chances, depths, strict=True):
-        if mine:
-            turn.decision = Decision(turn.decision.arm, depth) if depth else PLAIN
-
-
-def _chances(turn: Turn) -> list[float]:
-    """What each draft of a turn should add; nothing where its depth is not ours to change."""
-    policy = turn.sequence.policy
-    return policy.survival(turn.decision) if isinstance(policy, Controller) and policy.trial is None else []
+        depths = share_rows(chances, len(wishes) + sum(fixed), seconds)
+    return [
+        decision if not mine else Decision(decision.arm, depth) if depth else PLAIN
+        for (_, decision), mine, depth in zip(wishes, chances, depths, strict=True)
+    ]
 
 
 def share_width(chances: Sequence[Sequence[float]], least: int, seconds: Callable[[int], float]) -> int:

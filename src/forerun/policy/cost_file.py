@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import forerun
-from forerun.engine.costs import Proportions
+from forerun.policy.costs import Proportions
 
 log = logging.getLogger("forerun")
 

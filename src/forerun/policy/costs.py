@@ -10,15 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from forerun.draft.arms import SERVED
+
 FRESH = 0.1  # weight of a new measurement
 DRIFT = 0.25  # weight of a round in how the machine's speed differs from when plain decoding was last measured
 STEADY = 1.3  # up to this factor it does not: multiples are learned then, and else left alone
 CLIP = 2.0  # a measurement counts for at most this many times the expected one: the machine was busy, not slow
 FEW = 3  # measurements after which a multiple tells how fast the machine is
 FIRST_SLOPE = 0.08  # of a plain pass per further row, until wider passes were measured
-FIRST_DRAFT = {"lookup": 0.02, "mtp": 0.1, "model": 0.3}  # of a plain pass per step, until measured
-AT_ONCE = {"lookup"}  # drafts of any depth are one step
-OTHER_DRAFT = 0.2
 LEAST_DRAFT = 1e-4  # a step that looks cheaper than this was not measured, but hidden by noise
 REMEMBERED = 4  # measurements that a figure from an earlier run counts for
 PLAIN = (1, 1)  # one sequence, one row
@@ -57,16 +56,34 @@ def batch_class(sequences: int) -> int:
     return 1 << (sequences - 1).bit_length()
 
 
-def steps(drafter: str, depth: int) -> int:
-    """Of drafting so many tokens: one to catch up, one per token."""
-    return 1 if drafter in AT_ONCE else 1 + depth
+@dataclass(slots=True)
+class RoundTime:
+    """What one round of some sequences took."""
+
+    sequences: int
+    rows: int
+    seconds: float  # of its pass; on a device also of the drafts that were made in it for the next round
+    drafter: str | None = None  # who drafted, where that was for one sequence alone
+    drafted: int = 0
+    drafting: float = 0.0  # seconds before the pass
+    inside: tuple[str, int] | None = None  # drafter and depth of the drafts within `seconds`
 
 
 class CostTable:
     """Seconds of a target pass by its rows, and of drafting by drafter and depth. Gaps are filled by straight lines."""
 
     def __init__(self, earlier: Proportions | None = None) -> None:
-        earlier = earlier or Proportions()
+        self._earlier = earlier
+        self.start_over()
+
+    @property
+    def remembers(self) -> bool:
+        """Are there figures from an earlier run?"""
+        return self._earlier is not None
+
+    def start_over(self) -> None:
+        """Forget what was measured in this run."""
+        earlier = self._earlier or Proportions()
         self._plain = 0.0  # seconds of a plain pass when last measured; 0: nothing was measured yet
         self._plain_count = 0
         self._drift = 1.0  # how many times as long everything takes since
@@ -91,9 +108,20 @@ class CostTable:
         self._known.clear()
         self._lines.clear()
 
+    def learn_round(self, round_time: RoundTime) -> None:
+        """One round. Of a pass with drafts for the next one inside, what is known of one tells the other."""
+        seconds, sequences, rows = round_time.seconds, round_time.sequences, round_time.rows
+        if round_time.inside is not None and self.known:
+            drafter, depth = round_time.inside
+            if sequences == 1 and rows > 1 and round_time.drafter in (None, drafter):
+                self.learn_draft(drafter, depth, seconds - self.pass_seconds(rows))
+                return
+            seconds -= min(self.draft_seconds(drafter, depth), seconds / 2)
+        self.learn(round_time.drafter, round_time.drafted, rows, round_time.drafting, seconds, sequences)
+
     def learn_draft(self, drafter: str, depth: int, seconds: float) -> None:
         """`depth` tokens took so long to draft."""
-        step = max(LEAST_DRAFT, seconds / steps(drafter, depth) / self._now())
+        step = max(LEAST_DRAFT, seconds / SERVED[drafter][0].steps(depth) / self._now())
         # The first draft often has much to catch up with: it starts from the guess and is clipped.
         self._drafts.setdefault(drafter, Average(self._draft_times(drafter), 1)).add(step)
 
@@ -169,11 +197,11 @@ class CostTable:
 
     def draft_seconds(self, drafter: str, depth: int) -> float:
         """Expected seconds of drafting `depth` tokens."""
-        return self._now() * self._draft_times(drafter) * steps(drafter, depth) if depth else 0.0
+        return self._now() * self._draft_times(drafter) * SERVED[drafter][0].steps(depth) if depth else 0.0
 
     def _draft_times(self, drafter: str) -> float:
         measured = self._drafts.get(drafter)
-        return FIRST_DRAFT.get(drafter, OTHER_DRAFT) if measured is None else measured.value
+        return SERVED[drafter][0].step_cost if measured is None else measured.value
 
     def proportions(self) -> Proportions:
         """What to keep for the next run."""

@@ -1,17 +1,17 @@
 """Which arm and how deep: the choice that should give most tokens per second, plain decoding always among them.
 
 Expected tokens come from acceptance observed on this sequence, position by position, with a prior from earlier
-requests (`engine/acceptance.py`); expected seconds from rounds measured on this machine (`engine/costs.py`). A losing
+requests (`policy/acceptance.py`); expected seconds from rounds measured on this machine (`policy/costs.py`). A losing
 arm is tried again rarely, and each time later. All it looks at is known before a draft is made, so that it may decide
 under `rejection` too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from forerun.engine.acceptance import Priors
-from forerun.engine.costs import CostTable
+from forerun.draft.arms import ARMS
+from forerun.policy.acceptance import Priors
+from forerun.policy.costs import CostTable
+from forerun.policy.decision import PLAIN, Decision
 
 LEAD = 1.05  # a challenger must promise this much more than the arm in use
 SHORT_GAP, FIRST_GAP, LAST_GAP = 2, 16, 384  # rounds between trials of arms that are losing
@@ -23,40 +23,11 @@ ALLOWANCE, SHARE = 0.8, 0.013  # what may be lost to plain decoding: so many rou
 STEADY_ALLOWANCE = 1.2  # such rounds, where the first one of an arm has no drafts yet
 STAKE = 0.6  # rounds that one unlucky round may lose beyond that
 
-LONG_LOOKUP = "long lookup"
-LONG_MATCH = 5  # tokens: from here on a match is an arm of its own, which overrides what a neural drafter would say
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """How to run the next round."""
-
-    arm: str | None
-    depth: int
-
-    @property
-    def drafter(self) -> str | None:
-        """Who drafts: several arms may share a drafter."""
-        return None if self.arm is None else drafter_of(self.arm)
-
-
-PLAIN = Decision(None, 0)
-
-
-def drafter_of(arm: str) -> str:
-    """The drafter behind an arm."""
-    return "lookup" if arm == LONG_LOOKUP else arm
-
-
-def lookup_arm(match: int) -> str | None:
-    """The arm of a lookup by the length of its match."""
-    if match == 0:
-        return None
-    return LONG_LOOKUP if match >= LONG_MATCH else "lookup"
-
 
 class Controller:
     """Decides for one sequence; costs and priors are shared by all sequences of an engine."""
+
+    measures = True
 
     def __init__(
         self,
@@ -85,7 +56,7 @@ class Controller:
 
     def drop(self, drafter: str) -> None:
         """A drafter failed: never choose it again."""
-        for arm in [arm for arm in self.arms if drafter_of(arm) == drafter]:
+        for arm in [arm for arm in self.arms if ARMS[arm].drafter == drafter]:
             del self.arms[arm]
 
     def decide(self, limit: int, available: dict[str, bool] | None = None, others: int = 0) -> Decision:
@@ -116,12 +87,22 @@ class Controller:
         return rows / self.costs.pass_seconds(rows, rows)
 
     def survival(self, decision: Decision) -> list[float]:
-        """Tokens that each draft of a round should add."""
-        return [] if decision.arm is None else self.seen[decision.arm].survival(decision.depth)
+        """Tokens that each draft of a round should add; nothing in a trial, which nobody may cut."""
+        if decision.arm is None or self.trial is not None:
+            return []
+        return self.seen[decision.arm].survival(decision.depth)
+
+    def tries(self, decision: Decision) -> bool:
+        """Is this a trial of an arm that is not in use?"""
+        return self.trial is not None and self.trial == decision.arm
+
+    def seconds_saved(self, tokens: int, seconds: float, plain: float) -> float:  # noqa: ARG002
+        """What its ledger says."""
+        return self.saved
 
     def _best(self, arm: str) -> tuple[float, Decision]:
         """The depth that gives this arm most tokens per second of the whole batch, of those we can afford to lose."""
-        drafter, sequences = drafter_of(arm), 1 + self.others
+        drafter, sequences = ARMS[arm].drafter, 1 + self.others
         best, tokens = (0.0, PLAIN), float(sequences)
         kept = self.current if self.steady and arm == self.current.arm else PLAIN
         kept_rate = 0.0
@@ -159,7 +140,7 @@ class Controller:
         if self.waited[arm] < self.gap[arm]:
             return False
         deepest, sequences = min(self.limit, self.arms[arm]), 1 + self.others
-        drafting = self.costs.draft_seconds(drafter_of(arm), deepest) / sequences
+        drafting = self.costs.draft_seconds(ARMS[arm].drafter, deepest) / sequences
         seconds = self.costs.pass_seconds(sequences + deepest, sequences) + drafting
         return (sequences + deepest) / seconds > self._current_rate()
 
