@@ -1,4 +1,4 @@
-"""Triton's interpreter, mended for the tests: it keeps bits on every CPU, works with newer numpys, and takes less time."""
+"""Triton's interpreter, mended for the tests: it keeps bits on every CPU, takes newer numpys, and less time."""
 
 from __future__ import annotations
 
