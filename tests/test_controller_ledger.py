@@ -49,3 +49,15 @@ def test_drafts_that_lose_in_a_batch_lead_into_debt() -> None:
     for _ in range(3):
         controller.learn(Decision("mtp", DRAFTS), DRAFTS, DRAFTS, WIDE_PASS)  # all right, and still not worth it
     assert controller.decide(DRAFTS) == PLAIN  # alone now, where such drafts would pay
+
+
+@pytest.mark.parametrize(("used", "tried"), [("mtp", "model"), ("model", "mtp")])
+def test_a_drafter_may_fail_in_the_round_of_a_trial(used: str, tried: str) -> None:
+    """The one in use, or the one on trial: what came of the round is learned all the same."""
+    costs = CostTable()
+    costs.learn(None, 0, 1, 0.0, 1.0)
+    controller = Controller({"mtp": 3, "model": 3}, costs, plain_first=0)
+    controller.current, controller.trial = Decision(used, 2), tried
+    controller.drop("mtp")
+    controller.learn(Decision(tried, 2), 2, 1, 1.2)
+    assert controller.decide(3).arm in (None, "model") and controller.current.arm in (None, "model")
