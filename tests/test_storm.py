@@ -18,9 +18,9 @@ from forerun.cache.pages import PagePool
 from forerun.draft.mtp import MtpDrafter
 from forerun.engine.engine import Engine
 
-# Does a sequence's own failure stay with it? Until then only what drafters may do already is injected.
+# Does a sequence's own failure stay with it? Until it does, only faults that do are injected.
 FAULTS_CONTAINED = False
-FAULTS = ["ready", "feed", "propose"] + (["open", "observe", "close", "sink"] if FAULTS_CONTAINED else [])
+FAULTS = ["open", "feed", "propose"] + (["observe", "ready", "close", "sink"] if FAULTS_CONTAINED else [])
 ARMS = ["off", "lookup", "mtp", "model", "auto", "auto"]
 REQUESTS, TOKENS, CONTEXT = 200, 8, 48
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16}
