@@ -58,6 +58,10 @@ class Controller:
         """A drafter failed: never choose it again."""
         for arm in [arm for arm in self.arms if ARMS[arm].drafter == drafter]:
             del self.arms[arm]
+        if self.current.drafter == drafter:
+            self.current = PLAIN
+        if self.trial not in self.arms:
+            self.trial = None
 
     def decide(self, limit: int, available: dict[str, bool] | None = None, others: int = 0) -> Decision:
         """The next round, at most `limit` drafts deep, beside `others` sequences.
