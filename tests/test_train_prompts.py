@@ -16,10 +16,9 @@ from tiny import tiny_tokenizer
 from forerun.errors import ForerunError
 from forerun.text.chat import encode_prompt
 from forerun.train.encode import Encoder
-from forerun.train.figures import read_evaluation
 from forerun.train.loops import is_looping, loop_starts
 from forerun.train.prompts import documents
-from forerun.train.prompts.files import read_prompts
+from forerun.train.prompts.files import read_evaluation, read_prompts
 from forerun.train.prompts.mixture import SHARES, WRITERS, Corpus, built_in_prompts, next_turns, text_of
 from forerun.train.prompts.overlap import Overlap
 from forerun.train.settings import Settings
