@@ -200,6 +200,19 @@ def test_the_command_prints_tables_and_draws(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("workloads", [["edit"], ["edit", "code", "questions", "writing"]])
+def test_the_legend_of_a_plot_covers_neither_title_nor_bars(workloads: list[str]) -> None:
+    arms = [PLAIN, "lookup", "mtp", "model", "auto", "transformers", "llama.cpp"]
+    cells = [Cell(name, arm, 0.0, [Run([1, 2], 0.5, 0.7)], [1.5], [1.5], 1) for name in workloads for arm in arms]
+    figure = plot.picture(cells)
+    figure.draw_without_rendering()
+    (panel,) = figure.axes
+    title, legend = panel._left_title.get_window_extent(), panel.get_legend().get_window_extent()
+    assert not legend.overlaps(title) and not legend.overlaps(panel.get_window_extent())
+    assert legend.x1 <= figure.bbox.x1
+    plot.pyplot().close(figure)
+
+
 def test_a_plot_that_cannot_be_drawn_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
