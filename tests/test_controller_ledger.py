@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from test_controller import scripted
 
-from forerun.engine.controller import PLAIN, Controller, Decision
-from forerun.engine.costs import CostTable
+from forerun.policy.controller import Controller
+from forerun.policy.costs import CostTable
+from forerun.policy.decision import PLAIN, Decision
 
 SEQUENCES, DRAFTS = 8, 3
 PLAIN_PASS, WIDE_PASS = 1.0, 1.6  # seconds of a pass of all sequences, and of one with the drafts of one of them

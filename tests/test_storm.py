@@ -47,7 +47,7 @@ def hybrid_engine(folder: Path, hybrid: Path, **options: Any) -> Engine:
     head = model.native_head()
     assert head is not None
     pool = PagePool(head.block.layout, 1, 400, PAGE, torch.float32, CPU)
-    machine.drafters["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
+    machine.drafters.by_name["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
     return machine
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-import forerun
+from forerun import __version__
 from forerun.policy.costs import Proportions
 
 log = logging.getLogger("forerun")
@@ -33,7 +33,7 @@ def machine_facts(device: torch.device, precision: str) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "precision": precision,
         "torch": str(torch.__version__),
-        "forerun": forerun.__version__,
+        "forerun": __version__,
     }
 
 

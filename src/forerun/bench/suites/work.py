@@ -1,4 +1,4 @@
-"""From the options of `forerun bench` to measured cells: load, choose prompts, measure."""
+"""What drafting brings on ten kinds of work: the suite of `forerun bench`."""
 
 from __future__ import annotations
 

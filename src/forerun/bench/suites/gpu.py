@@ -1,4 +1,4 @@
-"""`make bench-gpu`: how near to the memory limit rounds are on a GPU; the last line is JSON with every cell.
+"""How near to the memory limit rounds are on a GPU.
 
 Random weights in the shapes of two real models, and the built-in model.
 Device times are those of captured graphs replayed one after another, medians; wall times are the engine's.
@@ -6,13 +6,11 @@ Device times are those of captured graphs replayed one after another, medians; w
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.bench.random_model import SHAPES, RandomCheckpoint
+from forerun.bench.timing import captured, device_seconds, wall_seconds
 from forerun.cache.pages import PagePool
 from forerun.device import plan_machine
 from forerun.draft.protocol import Drafter
@@ -40,6 +39,8 @@ from forerun.sample.parameters import SamplingParams
 CONTEXT = 2048
 DRAFT_VOCABULARY = 32768
 PROMPT = 100
+SUBJECTS = ("Qwen3.5-4B", "Llama-8B", "smollm2")
+PEERS = {"none": [], "eager": ["eager"], "best": ["eager", "best"]}
 GREEDY = SamplingParams()
 FILTERED = SamplingParams(temperature=0.8, top_k=20, top_p=0.95)
 
@@ -70,30 +71,6 @@ def random_subject(name: str) -> Subject:
     return Subject(name, engine, head)
 
 
-def replay_seconds(launch: Callable[[], Any], repeats: int = 30) -> float:
-    """Median device seconds of something launched again and again."""
-    for _ in range(3):
-        launch()
-    torch.cuda.synchronize()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        launch()
-        mark.record()
-    torch.cuda.synchronize()
-    return float(statistics.median(a.elapsed_time(b) for a, b in pairwise(marks))) / 1e3
-
-
-def captured(launch: Callable[[], Any]) -> Callable[[], None]:
-    """As a graph."""
-    launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    return graph.replay
-
-
 def floor(subject: Subject) -> float:
     """Seconds of all linear layers of one row by cuBLAS, in one graph."""
     decoder = subject.engine.model
@@ -105,7 +82,7 @@ def floor(subject: Subject) -> float:
     def launch() -> list[Tensor]:
         return [F.linear(inputs[m.shape[1]], m.weight) for m in matrices if isinstance(m, FloatMatrix)]
 
-    return replay_seconds(captured(launch))
+    return device_seconds(captured(launch))
 
 
 def running(engine: Engine, draft: str, depth: int | None, sampling: SamplingParams = GREEDY) -> None:
@@ -140,7 +117,7 @@ def rounds_of(
     assert device is not None
     engine.land(go_on=False)
     drafts = depth or 0
-    graph_seconds = replay_seconds(device.rounds[Shape(1, 1 + drafts, draft == "mtp", sampling.filtered, drafts)])
+    graph_seconds = device_seconds(device.rounds[Shape(1, 1 + drafts, draft == "mtp", sampling.filtered, drafts)])
     stop(engine)
     return statistics.median(walls), graph_seconds
 
@@ -155,7 +132,7 @@ def pass_seconds(engine: Engine, width: int) -> float:
     states = () if pool.states is None else pool.states.layers
     grid = Grid(width, lanes.position[:1].clone(), lanes.table[:1], lanes.slot[:1], states)
     tokens = torch.arange(5, 5 + width, device="cuda")
-    seconds = replay_seconds(captured(lambda: decoder.forward(Pass(tokens, tokens, grid, pool.layers, None, False))))
+    seconds = device_seconds(captured(lambda: decoder.forward(Pass(tokens, tokens, grid, pool.layers, None, False))))
     stop(engine)
     return seconds
 
@@ -179,12 +156,12 @@ def draft_seconds(subject: Subject) -> float:
         logits, vocab = head.logits(last), head.output.shape[0]
         choose_tokens(logits, vocab, lanes.temperature[:1], lanes.seed[:1], place, out, bad, ids=head.vocabulary)
 
-    seconds = replay_seconds(captured(launch))
+    seconds = device_seconds(captured(launch))
     stop(engine)
     return seconds
 
 
-def measure(subject: Subject) -> dict[str, float]:
+def measure_subject(subject: Subject) -> dict[str, float]:
     """All cells of one model."""
     engine = subject.engine
     cells = {"floor_ms": 1e3 * floor(subject)}
@@ -227,11 +204,7 @@ def transformers_seconds(config: dict[str, Any] | None, folder: str | None, best
         options["cache_implementation"] = "static"
 
     def run(tokens: int) -> float:
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        model.generate(prompt, max_new_tokens=tokens, min_new_tokens=tokens, **options)
-        torch.cuda.synchronize()
-        return time.perf_counter() - began
+        return wall_seconds(partial(model.generate, prompt, max_new_tokens=tokens, min_new_tokens=tokens, **options))
 
     run(8)
     if best:
@@ -239,38 +212,41 @@ def transformers_seconds(config: dict[str, Any] | None, folder: str | None, best
     return statistics.median((run(40) - run(8)) / 32 for _ in range(3))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=[*SHAPES, "smollm2"])
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--only", choices=SUBJECTS)
     parser.add_argument("--model", default="smollm2", help="the built-in model, or where its file is")
-    parser.add_argument("--peer", choices=["none", "eager", "best"], default="eager", help="transformers beside it")
-    wish = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.exit(2, "this measures an NVIDIA GPU, and torch sees none\n")
+    parser.add_argument("--peer", choices=PEERS, default="eager", help="transformers beside it")
+
+
+def measure(options: Namespace) -> dict[str, Any]:
+    """All models, each beside transformers."""
     torch.manual_seed(0)
     table: dict[str, dict[str, float]] = {}
     with torch.inference_mode():
-        for name in ("Qwen3.5-4B", "Llama-8B", "smollm2"):
-            if wish.only not in (None, name):
-                continue
-            subject = built_in(wish.model) if name == "smollm2" else random_subject(name)
-            cells = table[name] = measure(subject)
-            show(name, cells)
-            del subject
-            torch.cuda.empty_cache()
-            for peer in {"none": [], "eager": ["eager"], "best": ["eager", "best"]}[wish.peer]:
-                folder = find_folder(wish.model) if name == "smollm2" else None
-                try:
-                    seconds = transformers_seconds(SHAPES.get(name), folder, peer == "best")
-                except Exception as error:  # noqa: BLE001 - whatever a peer dies of is a result, and no reason to stop
-                    print(f"{name}: transformers ({peer}) does not run here: {str(error).splitlines()[0]}", flush=True)
-                    continue
-                times = seconds * 1e3 / cells["plain_wall_ms"]
-                found = {f"transformers_{peer}_ms": 1e3 * seconds, f"versus_transformers_{peer}": times}
-                show(name, found)
-                cells |= found
+        for name in SUBJECTS:
+            if options.only in (None, name):
+                subject = built_in(options.model) if name == "smollm2" else random_subject(name)
+                table[name] = cells = measure_subject(subject)
+                show(name, cells)
+                del subject
                 torch.cuda.empty_cache()
-    print(json.dumps(table))
+                for peer in PEERS[options.peer]:
+                    cells |= beside(name, peer, options.model, cells["plain_wall_ms"])
+    return table
+
+
+def beside(name: str, peer: str, model: str, plain_ms: float) -> dict[str, float]:
+    """What transformers takes for the same, or nothing where it does not run."""
+    try:
+        folder = find_folder(model) if name == "smollm2" else None
+        milliseconds = 1e3 * transformers_seconds(SHAPES.get(name), folder, peer == "best")
+    except Exception as error:  # noqa: BLE001 - whatever a peer dies of is a result, and no reason to stop
+        print(f"{name}: transformers ({peer}) does not run here: {str(error).splitlines()[0]}", flush=True)
+        return {}
+    found = {f"transformers_{peer}_ms": milliseconds, f"versus_transformers_{peer}": milliseconds / plain_ms}
+    show(name, found)
+    torch.cuda.empty_cache()
+    return found
 
 
 def show(name: str, cells: dict[str, float]) -> None:
@@ -291,7 +267,3 @@ def find_folder(model: str) -> str:
     from forerun.weights.find import find
 
     return str(find(model, progress=NullProgress()))
-
-
-if __name__ == "__main__":
-    main()
