@@ -22,6 +22,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.host import HostExecutor
 from forerun.engine.plan import Executor
 from forerun.kernels.cuda import CudaKernels
+from forerun.kernels.interface import AttentionSpec
 from forerun.loading import graphed
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
@@ -70,8 +71,8 @@ def device_of(engine: Engine) -> DeviceExecutor:
 def attach(head: Path, decoder: Decoder) -> MtpDrafter:
     built = build_head(read_head(head), decoder, VOCAB)
     decoder.taps = built.taps
-    built.block.rope.reserve(2 * CONTEXT)
-    pool = PagePool(built.block.layout, 1, 60, PAGE, torch.float32, DEVICE, on_device=True)
+    built.rope.reserve(2 * CONTEXT)
+    pool = PagePool([AttentionSpec(built.layout)], 60, PAGE, torch.float32, DEVICE, on_device=True)
     return MtpDrafter(built, pool, VOCAB, CHUNK)
 
 

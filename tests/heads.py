@@ -17,6 +17,7 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.head import build_head
 from forerun.draft.mtp import MtpDrafter
 from forerun.engine.engine import Engine
+from forerun.kernels.interface import AttentionSpec
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import make_pass
 from forerun.sample.choose import probabilities
@@ -190,7 +191,7 @@ def twin(
 @torch.inference_mode()
 def observe(model: Decoder, tokens: list[int], taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The target's features and logits at every position of a text."""
-    pool = PagePool(model.config.layout, model.config.layers, CONTEXT // PAGE, PAGE, torch.float32, CPU)
+    pool = PagePool(model.config.attention, CONTEXT // PAGE, PAGE, torch.float32, CPU)
     cache = SequenceCache(pool)
     cache.grow(len(tokens))
     kept, model.taps = model.taps, taps
@@ -229,7 +230,7 @@ def mtp_engine(model: Decoder, folder: Path, *, head_pages: int = 400, **options
     head = build_head(read_head(folder), model, VOCAB)
     model.taps = head.taps
     machine = engine(model, **options)
-    pool = PagePool(head.block.layout, 1, head_pages, PAGE, torch.float32, CPU)
+    pool = PagePool([AttentionSpec(head.layout)], head_pages, PAGE, torch.float32, CPU)
     machine.drafters.by_name["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
     return machine
 

@@ -159,11 +159,11 @@ def test_a_sequence_that_comes_back_to_other_pages(folder: Path) -> None:
     engine.pause(sequence)
     before = list(sequence.cache.pages)
     sequence.cache.park()
-    taken = engine.pool.take(2)
+    taken = engine.pool.groups[0].take(2)
     engine.unpause(sequence)
     finish(engine, [sequence])
     assert sequence.answer == whole and sequence.cache.pages != before
-    engine.pool.give_back(taken)
+    engine.pool.groups[0].give_back(taken)
 
 
 @SLOW
@@ -393,7 +393,7 @@ def test_a_head_leaves_the_table_of_angles_where_graphs_read_it(tmp_path: Path) 
     pool = PagePool.for_model(decoder.config, 60, PAGE, torch.float32, DEVICE, slots=2, on_device=True)
     graphed(decoder, pool, 1024)
     table, head = decoder.rope.cos, decoder.native_head()
-    assert head is not None and head.block.rope is decoder.rope
+    assert head is not None and head.rope is decoder.rope
     attach_head(head, decoder, pool, decoder.config.vocab, 1024)
     assert decoder.rope.cos is table
     with pytest.raises(AssertionError, match="graphs"):

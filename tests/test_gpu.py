@@ -10,9 +10,9 @@ import torch
 from tiny import tiny_model
 
 import forerun
+from forerun.conversion import convert
 from forerun.engine.graphs import Graphs
 from forerun.language_model import LanguageModel
-from forerun.weights.convert import convert
 
 pytestmark = pytest.mark.gpu
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import tiny_model
+from tiny_qwen import FAMILIES, tiny_of
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.errors import ForerunError
@@ -72,7 +73,7 @@ def test_logits_agree_with_transformers(case: str, kernels: CpuKernels | Referen
     tokens = torch.randint(0, 250, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.tensor([tokens])).logits[0]
     model = load(folder, kernels)
-    pool = PagePool(model.config.layout, model.config.layers, 16, 8, torch.float32, torch.device("cpu"))
+    pool = PagePool(model.config.attention, 16, 8, torch.float32, torch.device("cpu"))
     whole = run(model, SequenceCache(pool), tokens, prefill=True)
     torch.testing.assert_close(whole, oracle, atol=1e-4, rtol=0)
     # Chunked prefill, then steps of width 1, 4 and the rest, over page borders.
@@ -99,6 +100,18 @@ def test_missing_leftover_and_misshapen_tensors_are_named(tmp_path: Path) -> Non
     assert name in broken({key: value for key, value in weights.items() if key != name})
     assert "model.layers.0.strange" in broken({**weights, "model.layers.0.strange": torch.ones(2)})
     assert name in broken({**weights, name: torch.ones(3, 3)})
+
+
+@pytest.mark.parametrize("name", ["strange.weight", "model.layers.0.strange", "model.language_model.layers.1.strange"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_leftover_tensors_are_named_in_every_family(family: str, name: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_of(tmp_path, family)
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, name: torch.ones(2)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ForerunError, match=rf"tensors that a {family} model does not have: {name}$"):
+        load(folder, ReferenceKernels())
 
 
 def test_unknown_family_and_rope_are_refused_by_name(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from forerun.draft.mtp import MtpDrafter
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
+from forerun.kernels.interface import AttentionSpec
 from forerun.kernels.matrix import FloatMatrix
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.layers.decoder import Decoder
@@ -81,7 +82,7 @@ def test_the_head_agrees_with_its_twin(layout: str, kernels: Any, tmp_path: Path
     tokens = torch.randint(0, 250, (30,), generator=generator)
     hidden = torch.randn(30, 48, generator=generator)
     expected = Twin(oracle, head_tensors(oracle, fused=True))(hidden, tokens)
-    cache, parts, start = SequenceCache(PagePool(head.block.layout, 1, 8, 8, torch.float32, CPU)), [], 0
+    cache, parts, start = SequenceCache(PagePool([AttentionSpec(head.layout)], 8, 8, torch.float32, CPU)), [], 0
     cache.grow(30)
     for stop, prefill in [(11, True), (20, True), (21, False), (24, False), (30, False)]:
         batch = make_pass([(cache, tokens[start:stop].tolist())], last_only=False, prefill=prefill)
@@ -95,7 +96,7 @@ def test_the_head_agrees_with_its_twin(layout: str, kernels: Any, tmp_path: Path
 def test_what_is_never_quantised(tmp_path: Path) -> None:
     model = decoder(save_model(tmp_path, random_model(True)), quantize=True)
     head = native(model)
-    mixer, sparse = model.blocks[0].mixer, model.blocks[0].feed_forward  # type: ignore[attr-defined]
+    mixer, sparse = model.layers[0].mixer, model.layers[0].feed_forward
     assert isinstance(head.fc, FloatMatrix)
     for matrix in (mixer.gates, sparse.router, sparse.shared_gate):
         assert isinstance(matrix, FloatMatrix)
@@ -150,7 +151,7 @@ def with_head(model: Decoder) -> Engine:
     machine = engine(model)
     head = native(model)
     machine.drafters.by_name["mtp"] = MtpDrafter(
-        head, PagePool(head.block.layout, 1, 400, PAGE, torch.float32, CPU), VOCAB, CHUNK
+        head, PagePool([AttentionSpec(head.layout)], 400, PAGE, torch.float32, CPU), VOCAB, CHUNK
     )
     return machine
 

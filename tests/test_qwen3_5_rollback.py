@@ -9,6 +9,7 @@ import torch
 from engines import CPU, VOCAB, NoText, Scripted, decoder, engine, finish, pool_for, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from passes import recurrent
 from test_rollback import contents
 from tiny_qwen import tiny_qwen
 
@@ -21,7 +22,7 @@ from forerun.kernels.interface import WIDEST
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.delta import DeltaMixer
+from forerun.models.layers.mixers import DeltaMixer
 from forerun.models.layers.rows import make_pass
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
@@ -45,13 +46,14 @@ def state_of(model: Decoder, cache: SequenceCache) -> list[torch.Tensor]:
     states = cache.pool.states
     assert states is not None and cache.slot is not None
     mark = cache.snapshot()
-    span = cache.span(0, 0)
-    for block in model.blocks:  # type: ignore[attr-defined]
+    cache.begin(0, prefill=False)
+    rows = recurrent([(cache.slot, 0)], states.layers, None, CPU)
+    for block in model.layers:
         mixer = block.mixer
         if isinstance(mixer, DeltaMixer):
             layout = mixer.layout
             mixed, gates = torch.empty(0, layout.width), torch.empty(0, 2 * layout.value_heads)
-            model.kernels.recurrence(mixed, gates, layout, [span], mixer.index, mixer.convolution, mixer.decay, False)
+            model.kernels.recurrence(mixed, gates, layout, rows, mixer.index, mixer.convolution, mixer.decay, False)
     found = []
     for layer in states.layers:
         found += [layer.state[cache.slot].clone(), layer.inputs[cache.slot, :3].clone()]
@@ -185,8 +187,8 @@ def test_the_probe_finds_a_replay_that_changes_bits(model: Decoder, monkeypatch:
 
     whole = StateSlots.commit
 
-    def careless(self: StateSlots, state: Any, count: int) -> None:
-        whole(self, state, count if state.staged is not None else max(0, count - 1))
+    def careless(self: StateSlots, slot: int, staged: Any, count: int) -> None:
+        whole(self, slot, staged, count if staged is not None else max(0, count - 1))
 
     monkeypatch.setattr(StateSlots, "commit", careless)
     assert not probe(model, pool_for(model), [4]).guaranteed

@@ -31,7 +31,7 @@ def plain(model: Decoder) -> tuple[list[int], torch.Tensor]:
 
 def contents(sequence: Sequence, length: int) -> torch.Tensor:
     """All keys and values of the first `length` tokens, [layers, 2, kv heads, size, length]."""
-    pages = sequence.cache.table.long()
+    pages = sequence.cache.tables[0].long()
     parts = []
     for layer in sequence.cache.pool.layers:
         keys = layer.keys[pages].permute(1, 2, 0, 3).flatten(2)

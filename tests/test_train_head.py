@@ -202,7 +202,7 @@ def draft_slots(head: Head, features: torch.Tensor, following: torch.Tensor, ste
             flat = F.linear(normed, w[name + "weight"], w.get(name + "bias"))
             split = flat.view(length, -1, config.layout.size).transpose(0, 1)
             if part != "v":
-                if config.head_norms:
+                if head.target.attention.head_norms:
                     split = norm(split, f"mtp.layers.0.self_attn.{part}_norm.weight")
                 split = rotate(split, *head.target.rope.at(torch.arange(length), length))
             heads.append(split)

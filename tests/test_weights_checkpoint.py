@@ -135,12 +135,13 @@ def test_quantised_models_are_refused_by_name(folder: Path, settings: dict[str, 
     refused(folder, f"{name}.* use the original")
 
 
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("key", ["auto_map", "model_file"])
-def test_code_from_the_folder_is_refused_and_not_run(folder: Path, tmp_path: Path, key: str) -> None:
+def test_code_from_the_folder_is_refused_and_not_run(folder: Path, tmp_path: Path, key: str, nested: bool) -> None:
     canary = tmp_path / "canary"
     (folder / "evil.py").write_text(f"open({str(canary)!r}, 'w')")
     value: object = "evil.py" if key == "model_file" else {"AutoModelForCausalLM": "evil.Model"}
-    change_config(folder, **{key: value})
+    change_config(folder, **({"text_config": {key: value}} if nested else {key: value}))
     refused(folder, key)
     assert not canary.exists()
 

@@ -13,9 +13,10 @@ from tiny import tiny_model
 from tiny_qwen import random_model, save_model
 
 import forerun
-import forerun.weights.convert as module
+import forerun.conversion as module
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.cli.main import main
+from forerun.conversion import convert
 from forerun.errors import ForerunError
 from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix
 from forerun.kernels.reference import ReferenceKernels
@@ -24,7 +25,6 @@ from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import make_pass
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
-from forerun.weights.convert import convert
 from forerun.weights.fingerprint import fingerprint
 
 PROMPT = [5, 6, 7, 8, 5, 6, 7]

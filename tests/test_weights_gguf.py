@@ -117,6 +117,23 @@ def test_values_too_large_for_float16_stay_float32(tmp_path: Path) -> None:
     torch.testing.assert_close(found, torch.from_numpy(big), rtol=1e-2, atol=0)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])
+def test_values_that_are_no_numbers_are_refused(kind: str, value: float, tmp_path: Path) -> None:
+    """One among many, in the last block: a matrix of floats, or the 16-bit scale that a block begins with."""
+    code = gguf.GGMLQuantizationType[kind]
+    data = gguf.quants.quantize(np.ones((3, 64), np.float32), code).reshape(-1).view(np.uint8).copy()
+    if kind == "BF16":
+        spoilt = (np.array([value], np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        spoilt = np.array([value], np.float32 if kind == "F32" else np.float16)
+    begins = len(data) - gguf.GGML_QUANT_SIZES[code][1]
+    data[begins : begins + spoilt.nbytes] = spoilt.view(np.uint8)
+    tensor = GgufTensor("blk.0.ffn_up.weight", (3, 64), int(code), 0, data.nbytes)
+    with pytest.raises(ForerunError, match=r"tensor blk\.0\.ffn_up\.weight holds infinity or NaN"):
+        gguf_tensors._read(data, tensor, tmp_path)
+
+
 def test_large_models_are_written_in_shards(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_file(convert_gguf(source, tmp_path / "whole") / "model.safetensors")
     monkeypatch.setattr(gguf_tensors, "SHARD_BYTES", 40_000)

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tiny import tiny_tokenizer
+from tiny import tiny_model, tiny_tokenizer
 
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe"]
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 48,
@@ -128,3 +129,10 @@ def save_model(
 def tiny_qwen(folder: Path, *, sparse: bool = False, seed: int = 0, **options: Any) -> Path:
     """A folder with a random model; options of `save_model`."""
     return save_model(folder, random_model(sparse, seed), **options)
+
+
+def tiny_of(folder: Path, family: str) -> Path:
+    """A folder with a random model of any family, those of Qwen3.5 beside a vision model."""
+    if family.startswith("qwen3_5"):
+        return tiny_qwen(folder, sparse=family.endswith("moe"), nested=True)
+    return tiny_model(folder, family)

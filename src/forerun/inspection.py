@@ -73,7 +73,7 @@ def describe(loaded: LanguageModel) -> CheckReport:
     return CheckReport(
         family=config.family,
         parameters=count_parameters(decoder),
-        layers=config.layers,
+        layers=len(config.layers),
         hidden=config.hidden,
         vocab=config.vocab,
         context=engine.context,

@@ -26,6 +26,7 @@ from forerun.engine.engine import CHUNK, Engine
 from forerun.engine.graphs import GraphedTarget, Graphs
 from forerun.engine.probe import ProbeResult, probe
 from forerun.errors import ForerunError
+from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
@@ -182,9 +183,10 @@ def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int, con
     """A drafter with a cache for as many tokens as the target's, and a target that shows what the head looks at."""
     decoder.taps = head.taps
     if pool.on_device:  # whose kernels look angles up and cannot make the table grow
-        head.block.rope.reserve(context + 2 * (MAX_DEPTH + 1))  # a table it shares with the model stays as it is
-    layout = head.block.layout
-    own = PagePool(layout, 1, pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device)
+        head.rope.reserve(context + 2 * (MAX_DEPTH + 1))  # a table it shares with the model stays as it is
+    own = PagePool(
+        [AttentionSpec(head.layout)], pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device
+    )
     return MtpDrafter(head, own, vocab, CHUNK)
 
 
@@ -198,7 +200,7 @@ def graphed(decoder: Decoder, pool: PagePool, context: int) -> GraphedTarget:
     """Decode passes as graphs; tables of angles are filled now, because a graph cannot make them grow."""
     rows = context + 2 * (MAX_DEPTH + 1)
     decoder.rope.reserve(rows)
-    return GraphedTarget(decoder, pool, Graphs(pool.device), min(pool.count, pool.pages_for(rows)))
+    return GraphedTarget(decoder, pool, Graphs(pool.device), pool.pages_for(rows))
 
 
 @contextmanager

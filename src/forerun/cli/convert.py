@@ -29,7 +29,7 @@ def convert(
     quiet: Quiet = False,
 ) -> None:
     """Write a folder that forerun loads fast; an MTP head is checked and kept."""
-    from forerun.weights.convert import convert as run
+    from forerun.conversion import convert as run
 
     done = run(source, target, quantize=quantize.value, progress=terminal_progress(quiet))
     for note in done.notes:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
-from forerun.kernels.matrix import Matrix
-from forerun.models.families import READERS
-from forerun.models.layers.block import Loader
-from forerun.models.layers.config import DecoderConfig
+from forerun.models.families import TRAINABLE, read_config
+from forerun.models.layers.config import AttentionConfig, DecoderConfig
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.mtp import MtpHead, PlainBlock
-from forerun.models.layers.rope import Rope, frequencies
+from forerun.models.layers.loader import Loader
+from forerun.models.layers.mtp import MtpHead
+from forerun.models.layers.rope import RopeTables
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.heads import HeadFolder
+from forerun.weights.settings import Settings
 
 DRAFT_VOCABULARY = "mtp.draft_vocab"
 
@@ -25,11 +25,7 @@ def build_head(folder: HeadFolder, decoder: Decoder, vocab: int) -> MtpHead:
     """Read a head's tensors and pack them the way the target's are; ids from `vocab` on are never drafted."""
     config, checkpoint = block_config(folder), folder.open()
     kernels, device, dtype, hidden = decoder.kernels, decoder.device, decoder.dtype, config.hidden
-    loader = Loader(config, kernels, checkpoint, device, dtype)
-
-    def exact(name: str, width: int) -> Matrix:
-        return kernels.float_matrix(checkpoint.take(name, (hidden, width)).to(device, dtype), None)
-
+    loader = Loader(config, kernels, checkpoint, device, dtype, RopeTables(config.ropes, device))
     inputs = len(folder.taps) + 1
     vocabulary = draft_vocabulary(checkpoint, folder.target.vocab_size, vocab)
     output = decoder.head
@@ -38,21 +34,18 @@ def build_head(folder: HeadFolder, decoder: Decoder, vocab: int) -> MtpHead:
         output = kernels.matrix(decoder.output_rows(vocabulary).to(dtype), None)
     head = MtpHead(
         kernels=kernels,
-        block=PlainBlock(
-            kernels, config, loader.layer("mtp.layers.0.", 0), Rope(config.rope, config.layout.size, device)
-        ),
+        block=loader.layer("mtp.layers.0.", config.layers[0], 0),
+        rope=loader.rope,
         embedding=decoder.embedding,
-        embedding_norm=loader.vector("mtp.pre_fc_norm_embedding.weight", hidden),
-        hidden_norm=loader.vector("mtp.pre_fc_norm_hidden.weight", hidden),
-        final_norm=loader.vector("mtp.norm.weight", hidden),
-        fc=exact("mtp.fc.weight", 2 * hidden),
+        embedding_norm=loader.norm("mtp.pre_fc_norm_embedding.weight", hidden),
+        hidden_norm=loader.norm("mtp.pre_fc_norm_hidden.weight", hidden),
+        final_norm=loader.norm("mtp.norm.weight", hidden),
+        fc=loader.exact("mtp.fc.weight", hidden, 2 * hidden),
         eps=config.eps,
         output=output,
         taps=folder.taps,
-        tap_norms=tuple(loader.vector(f"mtp.tap_norms.{n}.weight", hidden) for n in range(inputs))
-        if folder.taps
-        else (),
-        fuse_matrix=exact("mtp.fuse.weight", inputs * hidden) if folder.taps else None,
+        tap_norms=tuple(loader.norm(f"mtp.tap_norms.{n}.weight", hidden) for n in range(inputs)) if folder.taps else (),
+        fuse_matrix=loader.exact("mtp.fuse.weight", hidden, inputs * hidden) if folder.taps else None,
         vocabulary=vocabulary,
     )
     checkpoint.finish(lambda name: name == DRAFT_VOCABULARY)
@@ -61,10 +54,9 @@ def build_head(folder: HeadFolder, decoder: Decoder, vocab: int) -> MtpHead:
 
 def block_config(folder: HeadFolder) -> DecoderConfig:
     """The shape of the head's block, read as its target's family reads a config.json of one layer."""
-    target = folder.target
-    reader = READERS.get(target.model_type)
-    if reader is None:
-        raise ForerunError(f"the MTP head {folder.path} has a block of {target.model_type!r}, which trained heads lack")
+    target, where = folder.target, f"the MTP head {folder.path}"
+    if target.model_type not in TRAINABLE:
+        raise ForerunError(f"{where} has a block of {target.model_type!r}, which trained heads lack")
     settings = {
         **folder.layer,
         "model_type": target.model_type,
@@ -73,12 +65,11 @@ def block_config(folder: HeadFolder) -> DecoderConfig:
         "num_hidden_layers": 1,
         "layer_types": None,
     }
-    try:
-        config = replace(reader(settings), windows=(0,))
-        frequencies(config.rope, config.layout.size)
-        return config
-    except (TypeError, ValueError, KeyError, ForerunError) as error:
-        raise ForerunError(f"the MTP head {folder.path}: its 'layer' is not usable ({error})") from error
+    config = read_config(Settings(settings, where, "layer."))
+    layer = config.layers[0]
+    assert isinstance(layer.mixer, AttentionConfig)
+    spec = replace(layer.mixer.spec, window=0)
+    return replace(config, layers=(replace(layer, mixer=replace(layer.mixer, spec=spec)),))
 
 
 def draft_vocabulary(checkpoint: Checkpoint, size: int, vocab: int) -> Tensor | None:

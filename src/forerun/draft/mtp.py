@@ -207,9 +207,9 @@ class MtpDrafter:
 
     def _pass(self, work: list[tuple[State, int]]) -> None:
         """Run the next slots of each sequence on the target's features."""
-        features = torch.cat([state.waiting()[:count] for state, count in work])
-        feeding = [(state.cache, state.next_tokens(count)) for state, count in work]
-        outputs = self.head.forward(self.head.fuse(features, prefill=False), make_pass(feeding, last_only=True))
+        batch = make_pass([(state.cache, state.next_tokens(count)) for state, count in work], last_only=True)
+        features = batch.lay_out([state.waiting()[:count] for state, count in work])
+        outputs = self.head.forward(self.head.fuse(features, prefill=False), batch)
         for (state, count), last in zip(work, outputs, strict=True):
             state.keep(count, last)
 

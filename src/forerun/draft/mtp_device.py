@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forerun.draft.arms import MTP
 from forerun.draft.protocol import Capture, FollowShape, SlotTensors
-from forerun.kernels.interface import Grid
+from forerun.kernels.interface import PassRows
 from forerun.models.layers.rows import Pass
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ class MtpDeviceHalf:
         return behind.sub_(positions).clamp_(min=0)
 
     def _rows(self, tokens: Tensor, width: int, start: Tensor, count: int) -> Pass:
-        grid = Grid(width, start, self.table[:count], self.slots.recurrent[:count])
-        return Pass(tokens, tokens, grid, self.pool.layers, None, False)
+        rows = PassRows.uniform(width, start, [self.table[:count]], self.slots.recurrent[:count])
+        return Pass(tokens, rows, self.pool.layers, None, False)
 
     def after_pass(
         self, shape: FollowShape, features: Tensor, chosen: Tensor, before: Tensor, accepted: Tensor

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from forerun.cache.pages import PagePool
+from forerun.cache.groups import HOLE
+from forerun.cache.pages import PagePool, SequenceCache
+from forerun.engine.graphs import spare_tables
 from forerun.engine.sequence import Sequence
 from forerun.kernels.interface import WIDEST
 from forerun.sample.noise import split_seed
@@ -86,7 +88,7 @@ class BatchSlots:
         self._put = Packed(device, {"pending": (whole, (most,)), "position": (small, (most,)), "new": (small, (most,))})
         self.pending = torch.zeros(most, dtype=whole, device=device)
         self.position = torch.zeros(most, dtype=small, device=device)  # tokens in the cache
-        self.table = torch.full((most, pages), pool.spare_page, dtype=small, device=device)
+        self.tables = spare_tables(pool, most, pages)  # one for each page group
         self._asked.here["recurrent"].fill(pool.spare_slot)
         self._asked.here["top_p"].fill(1)
         self._asked.send()
@@ -109,7 +111,7 @@ class BatchSlots:
             put["new"][slot], put["pending"][slot], put["position"][slot] = 1, 0, 0
             asked["live"][slot], asked["recurrent"][slot] = 0, self.pool.spare_slot
             asked["temperature"][slot] = asked["top_k"][slot] = 0
-            self._turn_pages(slot, [])
+            self._turn_pages(slot, None)
             if self._edits is not None:
                 self._edits.clear(slot)
         for slot, sequence in joining.items():
@@ -123,7 +125,7 @@ class BatchSlots:
             asked["top_k"][slot] = 0 if params.greedy else params.top_k
             asked["top_p"][slot], asked["min_p_offset"][slot] = params.top_p, min_p_offset(params)
             asked["seed"][slot] = [*split_seed(params.seed), params.choice]
-            self._turn_pages(slot, cache.pages)
+            self._turn_pages(slot, cache)
             if self._edits is not None or params.needs_edits:
                 self._edit_buffers().seat(slot, params, sequence.history)
         self._asked.send()
@@ -149,11 +151,14 @@ class BatchSlots:
         """A sequence got more pages; its drafts stay."""
         occupant = self.occupants[slot]
         occupant.pages = list(occupant.sequence.cache.pages)
-        self._turn_pages(slot, occupant.pages)
+        self._turn_pages(slot, occupant.sequence.cache)
 
-    def _turn_pages(self, slot: int, pages: list[int]) -> None:
-        row = pages + [self.pool.spare_page] * (self.most_pages - len(pages))
-        self.table[slot] = torch.tensor(row, dtype=torch.int32).to(self.table.device, non_blocking=True)
+    def _turn_pages(self, slot: int, cache: SequenceCache | None) -> None:
+        spare = self.pool.spare_page
+        for group, table in enumerate(self.tables):
+            held = [] if cache is None else [spare if page == HOLE else page for page in cache.blocks[group]]
+            row = held + [spare] * (self.most_pages - len(held))
+            table[slot] = torch.tensor(row, dtype=torch.int32).to(table.device, non_blocking=True)
 
     def give(self, drafts: dict[int, list[int]]) -> None:
         """Drafts that the host made for some slots; the others keep those they have."""
@@ -175,5 +180,5 @@ class BatchSlots:
     def idle_values(self) -> list[tuple[Tensor, int]]:
         """What graphs read or change of each slot, and what that is while nobody sits there."""
         zeros = self.live, self.position, self.pending, self.drafted, self.drafts
-        places = (self.recurrent, self.pool.spare_slot), (self.table, self.pool.spare_page)
-        return [*((tensor, 0) for tensor in zeros), *places]
+        tables = [(table, self.pool.spare_page) for table in self.tables]
+        return [*((tensor, 0) for tensor in zeros), (self.recurrent, self.pool.spare_slot), *tables]

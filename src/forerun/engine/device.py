@@ -81,7 +81,7 @@ class DeviceExecutor:
         pool = target.pool
         self.pool, self.drafters, self.costs, self.counts = pool, drafters, costs, target.counts
         self.host = HostExecutor(target, drafters, CostTable(), restartable=False)
-        self.slots = BatchSlots(LANES[-1], target.table.shape[1], pool, drafters.vocab)
+        self.slots = BatchSlots(LANES[-1], target.tables[0].shape[1], pool, drafters.vocab)
         halves = [drafter.device_half(self.slots, target.graphs.capture) for drafter in drafters.by_name.values()]
         self.half: DeviceHalf | None = next((half for half in halves if half is not None), None)
         self.rounds = RoundGraphs(target.decoder, self.slots, target.graphs, self.half, drafters.vocab)

@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.draft.protocol import DeviceHalf, FollowShape
 from forerun.engine.batch_slots import BatchSlots
 from forerun.engine.graphs import Graphs, Replay
-from forerun.kernels.interface import Grid
+from forerun.kernels.interface import PassRows
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Pass
 
@@ -131,9 +131,10 @@ class RoundGraphs:
         work.tokens = torch.cat([slots.pending[None, :count], drafts]).T.contiguous()
         work.before = slots.position[:count].clone()
         states = () if self.pool.states is None else self.pool.states.layers
-        grid = Grid(width, work.before, slots.table[:count], slots.recurrent[:count], states)
-        rows = work.tokens.flatten()
-        output = self.decoder.forward(Pass(rows, rows, grid, self.pool.layers, None, False, features=shape.followed))
+        tables = [table[:count] for table in slots.tables]
+        rows = PassRows.uniform(width, work.before, tables, slots.recurrent[:count], states)
+        batch = Pass(work.tokens.flatten(), rows, self.pool.layers, None, False, features=shape.followed)
+        output = self.decoder.forward(batch)
         work.logits, work.features = output.logits, output.features
         return work.before
 

@@ -50,7 +50,7 @@ class SlotAssignment:
         """Tell a slot of pages that its sequence got. False when the sequence was moved."""
         one = self.slots.occupants[slot]
         cache = one.sequence.cache
-        if cache.slot != one.recurrent or cache.pages[: len(one.pages)] != one.pages:
+        if cache.slot != one.recurrent or not cache.still_holds(one.pages):
             return False  # it was parked and came back elsewhere
         if len(cache.pages) > len(one.pages):
             self.slots.add_pages(slot)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.interface import HeadLayout, LayerPages, Rows, Span, on_host
+from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, LayerPages, PassRows
 from forerun.kernels.matrix import (
     DIGIT,
     FloatMatrix,
@@ -76,45 +76,51 @@ class ReferenceKernels(RecurrentReference):
             rows.append((F.silu(gate) * up).to(gate_up.dtype))
         return torch.cat(rows)
 
-    def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
-        half = cos.shape[1]
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        rows = [row.float().chunk(2, dim=1) for row in gate_up.split(1)]
+        return torch.cat([F.gelu(gate, approximate="tanh") * up for gate, up in rows]).to(gate_up.dtype)
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        return torch.cat([cap * (row / cap).tanh() for row in logits.split(1)])
+
+    def rotate(self, x: Tensor, first: int, heads: int, size: int, rows: PassRows, angles: Angles) -> None:
+        at = torch.cat([rows.position[s] + torch.arange(n, device=x.device) for s, _, n in rows.spans()])
+        cos, sin = angles.cos[at][:, None], angles.sin[at][:, None]
+        half = cos.shape[2]
         part = x[:, first : first + heads * size].unflatten(1, (heads, size))  # [rows, heads, size]
         left, right = part[..., :half].float(), part[..., half : 2 * half].float()
-        cos, sin = cos[:, None], sin[:, None]
         turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
         part[..., : 2 * half] = turned.to(x.dtype)
 
-    def store(self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages) -> None:
+    def store(self, qkv: Tensor, layout: HeadLayout, rows: PassRows, layer: LayerPages) -> None:
         page = layer.values.shape[2]
         keys = qkv[:, layout.key_column : layout.value_column].unflatten(1, (layout.kv_heads, layout.size))
         values = qkv[:, layout.value_column : layout.width].unflatten(1, (layout.kv_heads, layout.size))
-        for span in on_host(spans):
-            at = torch.arange(span.position, span.position + span.count, device=qkv.device)
-            pages, slots = span.pages[at // page].long(), at % page
-            rows = slice(span.start, span.start + span.count)
-            layer.keys[pages, :, :, slots] = keys[rows]
-            layer.values[pages, :, slots] = values[rows]
+        for sequence, start, count in rows.spans():
+            at = rows.position[sequence] + torch.arange(count, device=qkv.device)
+            pages, slots = rows.table(layer)[sequence, at // page].long(), at % page
+            layer.keys[pages, :, :, slots] = keys[start : start + count]
+            layer.values[pages, :, slots] = values[start : start + count]
 
-    def attention(
-        self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages, window: int, prefill: bool
-    ) -> Tensor:
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
         if prefill:
-            (span,) = on_host(spans)
-            return prefill_attention(qkv, layout, span, layer, window)
-        out = torch.zeros(len(qkv), layout.key_column, dtype=qkv.dtype, device=qkv.device)
-        for span in on_host(spans):
-            for offset in range(span.count):
-                row = span.start + offset
-                out[row] = self._attend_row(qkv[row], layout, span, layer, span.position + offset + 1, window)
+            return prefill_attention(qkv, spec, rows, layer)
+        out = torch.zeros(len(qkv), spec.layout.key_column, dtype=qkv.dtype, device=qkv.device)
+        for sequence, start, count in rows.spans():
+            table, length = rows.table(layer)[sequence], int(rows.position[sequence])
+            for row in range(start, start + count):
+                length += 1
+                out[row] = self._attend_row(qkv[row], spec, *gather(table, layer, length))
         return out
 
-    def _attend_row(
-        self, row: Tensor, layout: HeadLayout, span: Span, layer: LayerPages, length: int, window: int
-    ) -> Tensor:
-        keys, values = gather(span, layer, length)  # [kv heads, length, size]
-        if window:
-            keys, values = keys[:, -window:], values[:, -window:]
-        queries = row[: layout.key_column].view(layout.kv_heads, -1, layout.size).float()  # [kv heads, group, size]
-        scores = queries @ keys.float().transpose(1, 2) * layout.size**-0.5
+    def _attend_row(self, row: Tensor, spec: AttentionSpec, keys: Tensor, values: Tensor) -> Tensor:
+        """Keys and values [kv heads, length, size] up to the row's own."""
+        if spec.window:
+            keys, values = keys[:, -spec.window :], values[:, -spec.window :]
+        layout = spec.layout
+        queries = row[: layout.key_column].view(len(keys), -1, layout.size).float()  # [kv heads, group, size]
+        scores = queries @ keys.float().transpose(1, 2) * spec.factor
+        if spec.softcap:
+            scores = spec.softcap * (scores / spec.softcap).tanh()
         out: Tensor = (scores.softmax(-1) @ values.float()).flatten().to(row.dtype)
         return out

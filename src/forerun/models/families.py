@@ -7,33 +7,36 @@ import torch
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Kernels
 from forerun.models import llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe
+from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.hybrid import HybridDecoder
 from forerun.progress import Progress
 from forerun.weights.checkpoint import Checkpoint
+from forerun.weights.settings import Settings
 
 READERS = {
     "llama": llama.read_config,
     "mistral": mistral.read_config,
     "qwen2": qwen2.read_config,
     "qwen3": qwen3.read_config,
-}
-HYBRID_READERS = {
     "qwen3_5": qwen3_5.read_config,
     "qwen3_5_text": qwen3_5.read_config,
     "qwen3_5_moe": qwen3_5_moe.read_config,
     "qwen3_5_moe_text": qwen3_5_moe.read_config,
 }
+TRAINABLE = ("llama", "mistral", "qwen2", "qwen3")  # families that heads can be trained for
+
+
+def read_config(config: Settings) -> DecoderConfig:
+    """What a config.json describes, in the words of its family."""
+    family = config.text("model_type")
+    if family not in READERS:
+        known = ", ".join(sorted(READERS))
+        raise ForerunError(f"model type {family[:40]!r} is not supported; forerun runs {known}")
+    return READERS[family](config)
 
 
 def build(
     checkpoint: Checkpoint, kernels: Kernels, device: torch.device, dtype: torch.dtype, progress: Progress
 ) -> Decoder:
     """The decoder of a checkpoint, weights loaded."""
-    family = checkpoint.config.get("model_type")
-    if family in HYBRID_READERS:
-        return HybridDecoder(HYBRID_READERS[family](checkpoint.config), kernels, checkpoint, device, dtype, progress)
-    if family not in READERS:
-        known = ", ".join(sorted(READERS | HYBRID_READERS))
-        raise ForerunError(f"model type {family!r} is not supported; forerun runs {known}")
-    return Decoder(READERS[family](checkpoint.config), kernels, checkpoint, device, dtype, progress)
+    return Decoder(read_config(checkpoint.settings), kernels, checkpoint, device, dtype, progress)

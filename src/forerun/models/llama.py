@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from forerun.models.layers.config import DecoderConfig, decoder_config, require
+from forerun.models.layers.config import DecoderConfig, attention_decoder, layer_count
+from forerun.weights.settings import Settings
 
 
-def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+def read_config(config: Settings) -> DecoderConfig:
     """Optional biases on the attention projections and on the feed-forward layer; no window."""
-    bias = bool(config.get("attention_bias", False))
-    windows = (0,) * require(config, "num_hidden_layers")
-    mlp_bias = bool(config.get("mlp_bias", False))
-    return decoder_config(config, windows=windows, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    windows = [0] * layer_count(config)
+    return attention_decoder(config, windows=windows, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from forerun.models.layers.config import DecoderConfig, decoder_config, require
+from forerun.models.layers.config import MOST_POSITIONS, DecoderConfig, attention_decoder, layer_count
+from forerun.weights.settings import Settings
 
 DEFAULT_WINDOW = 4096  # what an absent field means in this family; null means none
 
 
-def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+def read_config(config: Settings) -> DecoderConfig:
     """One window for all layers."""
-    window = config.get("sliding_window", DEFAULT_WINDOW) or 0
-    return decoder_config(config, windows=(window,) * require(config, "num_hidden_layers"))
+    default = 0 if "sliding_window" in config.values else DEFAULT_WINDOW
+    window = config.integer("sliding_window", default, low=0, high=MOST_POSITIONS)
+    return attention_decoder(config, windows=[window] * layer_count(config))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from forerun.models.layers.config import MOST_POSITIONS, DecoderConfig, attention_decoder, layer_count
+from forerun.weights.settings import Settings
 
-from forerun.models.layers.config import DecoderConfig, decoder_config, layer_windows, require
-
-
-def windows(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The window counts only when `use_sliding_window` is set."""
-    if not config.get("use_sliding_window", False):
-        return (0,) * require(config, "num_hidden_layers")
-    return layer_windows(config, config.get("max_window_layers", 28))
+SLIDING = "sliding_attention"
 
 
-def read_config(config: Mapping[str, Any]) -> DecoderConfig:
+def windows(config: Settings) -> list[int]:
+    """The window counts only when `use_sliding_window` is set: where `layer_types` says so, or in the upper layers."""
+    layers = layer_count(config)
+    if not config.flag("use_sliding_window", False):
+        return [0] * layers
+    window = config.integer("sliding_window", 0, low=0, high=MOST_POSITIONS)
+    first = config.integer("max_window_layers", 28, low=0)
+    kinds = config.texts("layer_types") or [SLIDING if layer >= first else "" for layer in range(layers)]
+    if len(kinds) != layers:
+        raise config.wrong("layer_types", f"a list of {layers} layers")
+    return [window if kind == SLIDING else 0 for kind in kinds]
+
+
+def read_config(config: Settings) -> DecoderConfig:
     """As llama, with biases on the fused projection."""
-    return decoder_config(config, windows=windows(config), qkv_bias=True)
+    return attention_decoder(config, windows=windows(config), qkv_bias=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from forerun.models.layers.config import DecoderConfig, decoder_config
+from forerun.models.layers.config import DecoderConfig, attention_decoder
 from forerun.models.qwen2 import windows
+from forerun.weights.settings import Settings
+
+HEAD_DIM = 128  # what an absent field means in this family
 
 
-def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """As qwen2, with q/k norms; `head_dim` defaults to 128 in this family."""
-    bias = bool(config.get("attention_bias", False))
-    config = {"head_dim": 128, **config}
-    return decoder_config(config, windows=windows(config), qkv_bias=bias, output_bias=bias, head_norms=True)
+def read_config(config: Settings) -> DecoderConfig:
+    """As qwen2, with norms in place of biases."""
+    bias = config.flag("attention_bias", False)
+    return attention_decoder(
+        config, windows=windows(config), head_dim=HEAD_DIM, qkv_bias=bias, output_bias=bias, head_norms=True
+    )

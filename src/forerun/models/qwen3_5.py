@@ -2,21 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from forerun.errors import ForerunError
+from forerun.kernels.interface import AttentionSpec, DeltaLayout
+from forerun.models.layers.config import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseConfig,
+    ExpertsConfig,
+    LayerConfig,
+    head_layout,
+    layer_count,
+    read_context,
+    read_eps,
+)
+from forerun.models.layers.rope import read_rope
+from forerun.weights.settings import Settings
 
-from forerun.models.layers.hybrid_config import HybridConfig, hybrid_config
-
-DEFAULTS = {
-    "head_dim": 256,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
+RECURRENT, ATTENTION = "linear_attention", "full_attention"
+HEAD_DIM = 256  # what an absent field means in this family
 
 
-def read_config(config: Mapping[str, Any]) -> HybridConfig:
+def read_config(config: Settings) -> DecoderConfig:
     """Nested beside a vision model's settings, or flat."""
-    return hybrid_config(config, defaults=DEFAULTS, experts=None)
+    return hybrid_decoder(config, DenseConfig(text_part(config).integer("intermediate_size")))
+
+
+def text_part(config: Settings) -> Settings:
+    """The settings of the language model."""
+    return config.part("text_config") if "text_config" in config else config
+
+
+def hybrid_decoder(config: Settings, feed_forward: DenseConfig | ExpertsConfig) -> DecoderConfig:
+    """What dense and sparse models have in common."""
+    text = text_part(config)
+    text.only("hidden_act", "silu")
+    text.only("attention_bias", False)
+    text.only("attn_output_gate", True)
+    text.only("output_gate_type", "silu", "swish")
+    layout = head_layout(text, HEAD_DIM)
+    rope = read_rope(text, rotary_size(text, layout.size))
+    mixers: dict[str, AttentionConfig | DeltaLayout] = {
+        RECURRENT: delta_layout(text),
+        ATTENTION: AttentionConfig(AttentionSpec(layout), rope, head_norms=True, gated=True),
+    }
+    return DecoderConfig(
+        family=config.text("model_type"),
+        hidden=text.integer("hidden_size"),
+        vocab=text.integer("vocab_size"),
+        context=read_context(text),
+        eps=read_eps(text),
+        # The output matrix is at the root of a checkpoint, so the root of the config has the first word.
+        tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
+        layers=tuple(LayerConfig(mixers[kind], feed_forward) for kind in layer_kinds(text)),
+        zero_centred_norms=True,
+        prefixes=("model.language_model.", "model."),  # beside a vision model, or alone
+        ignored=("model.visual.", "visual.", "mtp."),
+        mtp_layers=text.integer("mtp_num_hidden_layers", config.integer("mtp_num_hidden_layers", 0, low=0), low=0),
+        mtp_own_embedding=text.flag("mtp_use_dedicated_embeddings", False),
+    )
+
+
+def layer_kinds(text: Settings) -> list[str]:
+    """What each layer is: as listed, or else every `full_attention_interval`-th has attention."""
+    layers = layer_count(text)
+    interval = text.integer("full_attention_interval", 4)
+    kinds = text.texts("layer_types") or [RECURRENT if (i + 1) % interval else ATTENTION for i in range(layers)]
+    unknown = sorted(set(kinds) - {RECURRENT, ATTENTION})
+    if unknown or len(kinds) != layers or set(kinds) != {RECURRENT, ATTENTION}:
+        raise ForerunError(
+            f"{text.name('layer_types')} must name {layers} layers, some {RECURRENT} and some {ATTENTION}"
+            + (f"; {unknown[0][:40]!r} is not supported" if unknown else "")
+        )
+    return kinds
+
+
+def delta_layout(text: Settings) -> DeltaLayout:
+    """Heads of the recurrent layers."""
+    layout = DeltaLayout(
+        key_heads=text.integer("linear_num_key_heads", 16),
+        value_heads=text.integer("linear_num_value_heads", 32),
+        key_size=text.integer("linear_key_head_dim", 128),
+        value_size=text.integer("linear_value_head_dim", 128),
+        window=text.integer("linear_conv_kernel_dim", 4),
+    )
+    if layout.value_heads % layout.key_heads:
+        name = text.name("linear_num_value_heads")
+        raise ForerunError(f"{name}: {layout.value_heads} value heads cannot share {layout.key_heads} key heads")
+    return layout
+
+
+def rotary_size(text: Settings, size: int) -> int:
+    """Rotated columns of a head of `size` columns."""
+    rope = text.part("rope_parameters" if "rope_parameters" in text else "rope_scaling")
+    usual = text.number("partial_rotary_factor", 0.25, high=1.0)
+    return int(size * rope.number("partial_rotary_factor", usual, high=1.0))

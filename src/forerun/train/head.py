@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.train.chain import fused_chain
-from forerun.train.target import Target, layer_shapes, rotate
+from forerun.train.target import Target, rotate
 
 LAYER = "mtp.layers.0."
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -37,7 +37,7 @@ class Head:
     ) -> None:
         self.target, self.taps, self.attention = target, taps, attention
         self.config = target.config
-        self.intermediate = intermediate or self.config.intermediate
+        self.intermediate = intermediate or target.feed_forward.inner
         self.weights: dict[str, Tensor] = {
             name: torch.zeros(shape, device=target.device) for name, shape in self.shapes().items()
         }
@@ -51,7 +51,7 @@ class Head:
             "mtp.pre_fc_norm_hidden.weight": (hidden,),
             "mtp.norm.weight": (hidden,),
         }
-        layer = layer_shapes(self.config, self.intermediate)
+        layer = self.target.layer_shapes(self.intermediate)
         shapes |= {LAYER + name: shape for name, shape in layer.items()}
         if self.taps:
             shapes |= {f"mtp.tap_norms.{index}.weight": (hidden,) for index in range(len(self.taps) + 1)}
@@ -87,7 +87,7 @@ class Head:
 
     def _widened(self, name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
         """The target's feed-forward weights, with more rows when the head is wider: those start without effect."""
-        shape = layer_shapes(self.config, self.intermediate)[name]
+        shape = self.target.layer_shapes(self.intermediate)[name]
         if tuple(tensor.shape) == shape:
             return tensor
         wide = torch.zeros(shape)
@@ -161,7 +161,7 @@ class Head:
         query, key, value = (
             project(normed, f"self_attn.{part}").unflatten(-1, (-1, layout.size)).transpose(1, 2) for part in "qkv"
         )
-        if self.config.head_norms:
+        if self.target.attention.head_norms:
             query = self._norm(query, weights[LAYER + "self_attn.q_norm.weight"])
             key = self._norm(key, weights[LAYER + "self_attn.k_norm.weight"])
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)

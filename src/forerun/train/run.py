@@ -78,11 +78,11 @@ def train_head(
         """Seconds until this share of the run is over."""
         return None if settings.minutes is None else began + share * 60 * settings.minutes - time.monotonic()
 
-    taps = default_taps(target.config.layers) if settings.taps is None else settings.taps
+    taps = default_taps(len(target.config.layers)) if settings.taps is None else settings.taps
     if start is not None:
         taps = start.taps
-    if any(not 0 <= tap < target.config.layers for tap in taps):
-        raise ForerunError(f"the model has layers 0 to {target.config.layers - 1}: tap among those")
+    if any(not 0 <= tap < len(target.config.layers) for tap in taps):
+        raise ForerunError(f"the model has layers 0 to {len(target.config.layers) - 1}: tap among those")
     head = Head(target, taps, settings.intermediate if start is None else start.intermediate, _attention(target, log))
     if start is not None:
         start.put_into(head)  # before any answer is written, so that a head that does not fit is refused at once

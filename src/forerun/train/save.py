@@ -36,7 +36,7 @@ def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[st
 
 def head_config(head: Head) -> dict[str, Any]:
     """What a loader must know: whose head it is, which layers it taps, and the shape of its layer."""
-    source, config = head.target.checkpoint.config, head.config
+    source, config, attention = head.target.checkpoint.config, head.config, head.target.attention
     target = {"hash": fingerprint(head.target.checkpoint)} | {name: source[name] for name in COPIED}
     layer = {
         "num_attention_heads": config.layout.heads,
@@ -44,12 +44,12 @@ def head_config(head: Head) -> dict[str, Any]:
         "head_dim": config.layout.size,
         "intermediate_size": head.intermediate,
         "rms_norm_eps": config.eps,
-        "rope_parameters": dict(config.rope),
+        "rope_parameters": attention.rope.parameters(),
         "max_position_embeddings": config.context,
         "hidden_act": "silu",
-        "attention_bias": config.qkv_bias,
-        "output_bias": config.output_bias,
-        "mlp_bias": config.mlp_bias,
-        "head_norms": config.head_norms,
+        "attention_bias": attention.qkv_bias,
+        "output_bias": attention.output_bias,
+        "mlp_bias": head.target.feed_forward.bias,
+        "head_norms": attention.head_norms,
     }
     return {"format": FORMAT, "version": VERSION, "target": target, "taps": list(head.taps), "layer": layer}

@@ -68,7 +68,7 @@ def _draft_vocab(checkpoint: Checkpoint, vocab: int) -> Tensor | None:
 
 
 def _width(folder: HeadFolder, target: Target) -> int:
-    width = folder.layer.get("intermediate_size", target.config.intermediate)
+    width = folder.layer.get("intermediate_size", target.feed_forward.inner)
     if not isinstance(width, int) or isinstance(width, bool) or width < 1:
         raise ForerunError(f"the MTP head {folder.path}: intermediate_size must be a positive integer")
     return width

@@ -59,7 +59,7 @@ class FeatureStore:
     def fill(self, on_batch: Callable[[int], None] = lambda _: None) -> None:
         """Read every sequence with the target."""
         order = np.argsort(self.lengths, kind="stable")
-        last = self.target.config.layers - 1
+        last = len(self.target.config.layers) - 1
         taps = tuple(sorted({*self.taps, last}))
         sizes: list[Tensor] = []
         for chosen in _chunks(order, self.lengths, READ_TOKENS):

@@ -5,27 +5,18 @@ Decoding for users runs elsewhere and row by row with fixed bits; here only thro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import ForerunError
-from forerun.models import llama, mistral, qwen2, qwen3
-from forerun.models.layers.config import DecoderConfig
+from forerun.models.families import TRAINABLE, read_config
+from forerun.models.layers.config import AttentionConfig, DenseConfig
 from forerun.models.layers.rope import Rope
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
-
-READERS: Mapping[str, Callable[[Mapping[str, Any]], DecoderConfig]] = {
-    "llama": llama.read_config,
-    "mistral": mistral.read_config,
-    "qwen2": qwen2.read_config,
-    "qwen3": qwen3.read_config,
-}
 
 
 @dataclass(slots=True)
@@ -57,30 +48,59 @@ class Target:
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         family = str(checkpoint.config.get("model_type"))
-        if family not in READERS:
-            raise ForerunError(f"a head cannot be trained for model type {family!r} yet; only for {', '.join(READERS)}")
+        if family not in TRAINABLE:
+            known = ", ".join(TRAINABLE)
+            raise ForerunError(f"a head cannot be trained for model type {family!r} yet; only for {known}")
         self.checkpoint = checkpoint
-        self.config = READERS[family](checkpoint.config)
+        self.config = read_config(checkpoint.settings)
+        mixer, feed_forward = self.config.layers[0].mixer, self.config.layers[0].feed_forward
+        assert isinstance(mixer, AttentionConfig) and isinstance(feed_forward, DenseConfig)
+        self.attention, self.feed_forward = mixer, feed_forward  # of all layers
         self.device, self.dtype = device, dtype
         hidden, vocab = self.config.hidden, self.config.vocab
-        self.rope = Rope(self.config.rope, self.config.layout.size, device)
+        self.rope = Rope(self.attention.rope, device)
         self.embedding = self._take("model.embed_tokens.weight", (vocab, hidden))
         self.output = self.embedding if self.config.tied else self._take("lm_head.weight", (vocab, hidden))
         # Rows and matrix hold bfloat16 values; the products are kept in float32, or ties would decide tokens.
         self.output_wide = self.output.float()
         self.norm = self._take("model.norm.weight", (hidden,))
-        self.blocks = [self._block(index) for index in range(self.config.layers)]
+        self.blocks = [self._block(index) for index in range(len(self.config.layers))]
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.checkpoint.take(name, shape).to(self.device, self.dtype)
 
     def _block(self, index: int) -> Block:
-        shapes = layer_shapes(self.config, self.config.intermediate)
+        shapes = self.layer_shapes(self.feed_forward.inner)
         weights = {name: self._take(f"model.layers.{index}.{name}", shape) for name, shape in shapes.items()}
         parts = [weights[f"self_attn.{part}_proj.weight"] for part in "qkv"]
-        biases = [weights[f"self_attn.{part}_proj.bias"] for part in "qkv"] if self.config.qkv_bias else None
+        biases = [weights[f"self_attn.{part}_proj.bias"] for part in "qkv"] if self.attention.qkv_bias else None
         gates = [weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]]
         return Block(weights, torch.cat(parts), torch.cat(biases) if biases else None, torch.cat(gates))
+
+    def layer_shapes(self, intermediate: int) -> dict[str, tuple[int, ...]]:
+        """Every tensor of a decoder layer and its shape, as the family has them."""
+        attention, layout, hidden = self.attention, self.config.layout, self.config.hidden
+        widths = {"q": layout.heads, "k": layout.kv_heads, "v": layout.kv_heads}
+        shapes: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+            "self_attn.o_proj.weight": (hidden, layout.heads * layout.size),
+            "mlp.gate_proj.weight": (intermediate, hidden),
+            "mlp.up_proj.weight": (intermediate, hidden),
+            "mlp.down_proj.weight": (hidden, intermediate),
+        }
+        for part, heads in widths.items():
+            shapes[f"self_attn.{part}_proj.weight"] = (heads * layout.size, hidden)
+            if attention.qkv_bias:
+                shapes[f"self_attn.{part}_proj.bias"] = (heads * layout.size,)
+        if attention.output_bias:
+            shapes["self_attn.o_proj.bias"] = (hidden,)
+        if self.feed_forward.bias:
+            shapes |= {f"mlp.{part}_proj.bias": (intermediate,) for part in ("gate", "up")}
+            shapes["mlp.down_proj.bias"] = (hidden,)
+        if attention.head_norms:
+            shapes |= {f"self_attn.{part}_norm.weight": (layout.size,) for part in "qk"}
+        return shapes
 
     def new_cache(self, rows: int, length: int) -> StaticCache:
         """Room for `rows` sequences of `length` tokens."""
@@ -94,7 +114,8 @@ class Target:
     @property
     def cache_bytes_per_token(self) -> int:
         """Bytes of keys and values that one token takes in all layers."""
-        return 2 * self.config.layers * self.config.layout.kv_heads * self.config.layout.size * self.dtype.itemsize
+        layout = self.config.layout
+        return 2 * len(self.config.layers) * layout.kv_heads * layout.size * self.dtype.itemsize
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Post-final-norm rows [..., hidden] to float32 logits."""
@@ -156,7 +177,7 @@ class Target:
         fused = F.linear(normed, block.qkv, block.qkv_bias)
         heads = fused.unflatten(-1, (-1, layout.size)).transpose(1, 2)
         query, key, value = heads.split((layout.heads, layout.kv_heads, layout.kv_heads), dim=1)
-        if self.config.head_norms:
+        if self.attention.head_norms:
             query = F.rms_norm(query, (layout.size,), block.weights["self_attn.q_norm.weight"], eps)
             key = F.rms_norm(key, (layout.size,), block.weights["self_attn.k_norm.weight"], eps)
         return rotate(query, cos, sin), rotate(key, cos, sin), value
@@ -166,7 +187,7 @@ class Target:
         weights = block.weights
         x = x + F.linear(mixed, weights["self_attn.o_proj.weight"], weights.get("self_attn.o_proj.bias"))
         normed = F.rms_norm(x, (self.config.hidden,), weights["post_attention_layernorm.weight"], self.config.eps)
-        if self.config.mlp_bias:
+        if self.feed_forward.bias:
             gate = F.linear(normed, weights["mlp.gate_proj.weight"], weights["mlp.gate_proj.bias"])
             up = F.linear(normed, weights["mlp.up_proj.weight"], weights["mlp.up_proj.bias"])
         else:
@@ -178,32 +199,6 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of [..., size] by angles [..., size/2]."""
     low, high = heads.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
-
-
-def layer_shapes(config: DecoderConfig, intermediate: int) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a decoder layer and its shape, as the family has them."""
-    layout, hidden = config.layout, config.hidden
-    widths = {"q": layout.heads, "k": layout.kv_heads, "v": layout.kv_heads}
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.o_proj.weight": (hidden, layout.heads * layout.size),
-        "mlp.gate_proj.weight": (intermediate, hidden),
-        "mlp.up_proj.weight": (intermediate, hidden),
-        "mlp.down_proj.weight": (hidden, intermediate),
-    }
-    for part, heads in widths.items():
-        shapes[f"self_attn.{part}_proj.weight"] = (heads * layout.size, hidden)
-        if config.qkv_bias:
-            shapes[f"self_attn.{part}_proj.bias"] = (heads * layout.size,)
-    if config.output_bias:
-        shapes["self_attn.o_proj.bias"] = (hidden,)
-    if config.mlp_bias:
-        shapes |= {f"mlp.{part}_proj.bias": (intermediate,) for part in ("gate", "up")}
-        shapes["mlp.down_proj.bias"] = (hidden,)
-    if config.head_norms:
-        shapes |= {f"self_attn.{part}_norm.weight": (layout.size,) for part in "qk"}
-    return shapes
 
 
 def load_target(folder: Path, device: torch.device) -> Target:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import ForerunError
 from forerun.weights.config import read_config
 from forerun.weights.folder import weight_files
+from forerun.weights.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,11 @@ class Checkpoint:
         self._taken: set[str] = set()
         for file in files:
             self._open(file)
+
+    @property
+    def settings(self) -> Settings:
+        """The config for those who read it value by value."""
+        return Settings(self.config, str(self.path / "config.json"))
 
     def _open(self, file: Path) -> None:
         from safetensors import SafetensorError, safe_open

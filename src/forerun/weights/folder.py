@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,17 @@ def _no_weights(folder: Path, safetensors: list[str], present: list[str]) -> str
     if ggufs:
         return f"{folder} holds GGUF files; give the file itself: {folder / ggufs[0]}"
     return f"{folder} holds no weights (model.safetensors or {INDEX})"
+
+
+def write_json(file: Path, value: object) -> None:
+    """Readable, in UTF-8."""
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def flush(file: Path) -> None:
+    """To the disk before a folder is renamed: a power cut cannot leave a complete-looking one of empty files."""
+    with file.open("rb+") as stream:
+        os.fsync(stream.fileno())
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from forerun.errors import ForerunError
 from forerun.progress import NullProgress, Progress
+from forerun.weights.folder import flush, write_json
 from forerun.weights.gguf_config import config_from, generation_config_from
 from forerun.weights.gguf_header import read_header
 from forerun.weights.gguf_tensors import converted_bytes, read_rope_factors, write_tensors
@@ -73,12 +74,12 @@ def _write(file: Path, work: Path, progress: Progress) -> None:
     _check_room(work, converted_bytes(header), file)
     write_tokenizer(header, file, work, config["vocab_size"])
     write_tensors(header, file, work, config, progress)
-    _write_json(work / "config.json", config)
-    _write_json(work / "generation_config.json", generation_config_from(header))
+    write_json(work / "config.json", config)
+    write_json(work / "generation_config.json", generation_config_from(header))
     files = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
-    _write_json(work / MANIFEST, {"format": FORMAT, "source": file.name, "files": files})
+    write_json(work / MANIFEST, {"format": FORMAT, "source": file.name, "files": files})
     for path in work.iterdir():
-        _flush(path)
+        flush(path)
 
 
 def _cache_name(file: Path) -> str:
@@ -107,13 +108,3 @@ def _check_room(folder: Path, needed: int, file: Path) -> None:
             f"converting {file} needs {needed / 1e9:.1f} GB in {folder.parent}, where {free / 1e9:.1f} GB are free; "
             "make room or set FORERUN_HOME to another folder"
         )
-
-
-def _write_json(file: Path, value: object) -> None:
-    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _flush(file: Path) -> None:
-    """To the disk before the rename, so that a power cut cannot leave a complete-looking folder of empty files."""
-    with file.open("rb+") as stream:
-        os.fsync(stream.fileno())

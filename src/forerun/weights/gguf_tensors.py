@@ -84,6 +84,14 @@ def _split(header: GgufHeader) -> list[list[GgufTensor]]:
 
 
 def _read(data: np.ndarray[Any, Any], tensor: GgufTensor, source: Path) -> torch.Tensor:
+    """The values of a tensor, all of them finite."""
+    values = _values(data, tensor, source)
+    if not bool(values.isfinite().all()):
+        raise ForerunError(f"{source} is damaged: tensor {tensor.name} holds infinity or NaN; download it again")
+    return values
+
+
+def _values(data: np.ndarray[Any, Any], tensor: GgufTensor, source: Path) -> torch.Tensor:
     """Floats as stored; quantised values as float16, or float32 where float16 would overflow."""
     import numpy as np
     import torch
@@ -122,10 +130,7 @@ def _dequantise(
             raise ForerunError(
                 f"{source}: tensor {tensor.name} has type {kind.name}, which gguf cannot read"
             ) from error
-        largest = float(np.abs(piece).max())
-        if not np.isfinite(largest):
-            raise ForerunError(f"{source} is damaged: tensor {tensor.name} holds infinity or NaN; download it again")
-        if dtype == np.float16 and largest > FLOAT16_LARGEST:
+        if dtype == np.float16 and float(np.abs(piece).max()) > FLOAT16_LARGEST:
             return None
         values[start : start + step] = piece
     return values

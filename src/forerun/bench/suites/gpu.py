@@ -21,18 +21,21 @@ from forerun.bench.random_model import SHAPES, RandomCheckpoint
 from forerun.bench.timing import captured, device_seconds, wall_seconds
 from forerun.cache.pages import PagePool
 from forerun.device import plan_machine
+from forerun.draft.mtp_device import MtpDeviceHalf
 from forerun.draft.protocol import Drafter
-from forerun.engine.engine import Engine, Silence
-from forerun.engine.flight import Shape
-from forerun.engine.on_device import device_rounds, graphed_target
+from forerun.engine.device import DeviceExecutor, device_executor
+from forerun.engine.engine import Engine
 from forerun.engine.request import Request
+from forerun.engine.round_graphs import Shape
+from forerun.engine.warmup import Silence
 from forerun.kernels.gpu.choosing import choose_tokens
-from forerun.kernels.interface import Grid
+from forerun.kernels.interface import PassRows
 from forerun.kernels.matrix import FloatMatrix
-from forerun.loading import attach_head, load_model
+from forerun.loading import attach_head, graphed, load_model
 from forerun.models.families import build
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import Pass
+from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress
 from forerun.sample.parameters import SamplingParams
 
@@ -65,10 +68,16 @@ def random_subject(name: str) -> Subject:
         head.vocabulary = torch.arange(DRAFT_VOCABULARY, device=machine.device)
         head.output = decoder.kernels.matrix(decoder.output_rows(head.vocabulary).to(machine.dtype), None)
         drafters["mtp"] = attach_head(head, decoder, pool, vocab, CONTEXT)
-    target = graphed_target(decoder, pool, CONTEXT)
-    rounds = device_rounds(target, drafters, vocab)
-    engine = Engine(decoder, pool, drafters, vocab=vocab, context=CONTEXT, target=target, device=rounds)
+    costs = CostTable()
+    executor = device_executor(graphed(decoder, pool, CONTEXT), drafters, vocab, costs)
+    engine = Engine(decoder, pool, drafters, vocab=vocab, context=CONTEXT, costs=costs, executor=executor)
     return Subject(name, engine, head)
+
+
+def device_of(engine: Engine) -> DeviceExecutor:
+    """Its executor."""
+    assert isinstance(engine.executor, DeviceExecutor)
+    return engine.executor
 
 
 def floor(subject: Subject) -> float:
@@ -88,7 +97,7 @@ def floor(subject: Subject) -> float:
 def running(engine: Engine, draft: str, depth: int | None, sampling: SamplingParams = GREEDY) -> None:
     """A sequence in the middle of its answer."""
     prompt = tuple((31 * n + 5) % engine.vocab for n in range(PROMPT))
-    wish = Request(prompt, sampling, CONTEXT - PROMPT - 1, draft=draft, draft_tokens=depth)  # type: ignore[arg-type]
+    wish = Request(prompt, sampling, CONTEXT - PROMPT - 1, draft=draft, draft_tokens=depth)
     engine.submit(wish, Silence())
     while engine.scheduler.waiting or engine.scheduler.prefilling():
         engine.step()
@@ -113,26 +122,26 @@ def rounds_of(
         for _ in range(steps // 5):
             engine.step()
         walls.append((time.perf_counter() - began) / (steps // 5))
-    device = engine.device
-    assert device is not None
-    engine.land(go_on=False)
+    engine.settle()
     drafts = depth or 0
-    graph_seconds = device_seconds(device.rounds[Shape(1, 1 + drafts, draft == "mtp", sampling.filtered, drafts)])
+    shape = Shape(1, 1 + drafts, draft == "mtp", sampling.filtered, sampling.needs_edits, drafts)
+    rounds = device_of(engine).rounds
+    graph_seconds = device_seconds(lambda: rounds.launch(shape))
     stop(engine)
     return statistics.median(walls), graph_seconds
 
 
 def pass_seconds(engine: Engine, width: int) -> float:
     """Device seconds of a target pass of one sequence in the middle of its answer."""
-    device, decoder, pool = engine.device, engine.model, engine.pool
-    assert device is not None
+    decoder, pool, slots = engine.model, engine.pool, device_of(engine).slots
     running(engine, "off", None)
-    engine.land(go_on=False)
-    lanes = device.lanes
+    engine.settle()
     states = () if pool.states is None else pool.states.layers
-    grid = Grid(width, lanes.position[:1].clone(), lanes.table[:1], lanes.slot[:1], states)
+    rows = PassRows.uniform(
+        width, slots.position[:1].clone(), [table[:1] for table in slots.tables], slots.recurrent[:1], states
+    )
     tokens = torch.arange(5, 5 + width, device="cuda")
-    seconds = device_seconds(captured(lambda: decoder.forward(Pass(tokens, tokens, grid, pool.layers, None, False))))
+    seconds = device_seconds(captured(lambda: decoder.forward(Pass(tokens, rows, pool.layers, None, False))))
     stop(engine)
     return seconds
 
@@ -140,21 +149,20 @@ def pass_seconds(engine: Engine, width: int) -> float:
 def draft_seconds(subject: Subject) -> float:
     """Device seconds of one step of the head: block, output matrix, choice."""
     engine, head = subject.engine, subject.head
-    drafter, device = engine.drafters["mtp"], engine.device
-    assert head is not None and device is not None
+    half, slots = device_of(engine).half, device_of(engine).slots
+    assert head is not None and isinstance(half, MtpDeviceHalf)
     running(engine, "mtp", 1)
-    engine.land(go_on=False)
-    lanes = device.lanes
+    engine.settle()
     hidden = torch.randn(1, head.embedding.shape[1], device="cuda", dtype=torch.bfloat16)
     token, out = torch.tensor([5], device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
-    bad, place = torch.zeros(1, dtype=torch.int32, device="cuda"), lanes.position[:1].long() + 1
-    grid = Grid(1, lanes.position[:1].clone(), lanes.head_table[:1], lanes.slot[:1])
-    pages = drafter.pool.layers  # type: ignore[attr-defined]
+    bad, place = torch.zeros(1, dtype=torch.int32, device="cuda"), slots.position[:1].long() + 1
+    rows = PassRows.uniform(1, slots.position[:1].clone(), [half.table[:1]], slots.recurrent[:1])
+    pages = half.pool.layers
 
     def launch() -> None:
-        last = head.forward(hidden, Pass(token, token, grid, pages, None, False))
+        last = head.forward(hidden, Pass(token, rows, pages, None, False))
         logits, vocab = head.logits(last), head.output.shape[0]
-        choose_tokens(logits, vocab, lanes.temperature[:1], lanes.seed[:1], place, out, bad, ids=head.vocabulary)
+        choose_tokens(logits, vocab, slots.temperature[:1], slots.seed[:1], place, out, bad, ids=head.vocabulary)
 
     seconds = device_seconds(captured(launch))
     stop(engine)
@@ -258,7 +266,7 @@ def show(name: str, cells: dict[str, float]) -> None:
 def built_in(model: str) -> Subject:
     """The real small model with its head."""
     loaded = load_model(model, device="cuda", max_context=CONTEXT)
-    drafter = loaded.engine.drafters.get("mtp")
+    drafter = loaded.engine.drafters.by_name.get("mtp")
     return Subject("smollm2", loaded.engine, getattr(drafter, "head", None))
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from forerun.bench.statistics import Turns
-from forerun.engine.engine import Engine, Silence
+from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence, Status
+from forerun.engine.warmup import Silence
 from forerun.loading import load_model
 from forerun.sample.parameters import SamplingParams
 from forerun.text.chat import encode_prompt

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
-from forerun.kernels.interface import Grid, HeadLayout, LayerPages
+from forerun.kernels.interface import AttentionSpec, LayerPages, PassRows
 
 TILE = 16  # rows of a product: the least that tensor cores take
 LONGEST_BLOCK = 64  # keys
@@ -241,24 +242,24 @@ def _attend(
         tl.store(out + target[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=shown)
 
 
-def splits(layout: HeadLayout) -> int:
+def splits(kv_heads: int) -> int:
     """Splits of the keys, a power of 2: enough programs for a GPU when there is one sequence."""
-    wanted = max(8, min(32, PROGRAMS // layout.kv_heads))
+    wanted = max(8, min(32, PROGRAMS // kv_heads))
     return 1 << (wanted.bit_length() - 1)
 
 
-def attention(
-    qkv: Tensor, layout: HeadLayout, grid: Grid, layer: LayerPages, window: int, counters: Tensor, softcap: float = 0.0
-) -> Tensor:
+@on_its_device
+def attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, counters: Tensor) -> Tensor:
     """[rows, layout.width or more] → [rows, heads · size]; the rows' own keys and values are in the pages already.
 
-    Window 0 means all keys before the row. Counters are zero before and after.
+    Counters are zero before and after.
     """
-    sequences, group, page = len(grid.position), layout.heads // layout.kv_heads, layer.values.shape[2]
+    layout, sequences, (kv_heads, page) = spec.layout, len(rows.position), layer.values.shape[1:3]
+    group, table = layout.heads // kv_heads, rows.table(layer)
     padded = max(16, triton.next_power_of_2(layout.size))
     block = min(page, LONGEST_BLOCK, BLOCK_AREA // padded)
-    lanes = layout.kv_heads * triton.cdiv(grid.width * group, TILE)
-    parts = splits(layout)
+    lanes = kv_heads * triton.cdiv(rows.width * group, TILE)
+    parts = splits(kv_heads)
     many = max(1, min(8, parts, MERGED // padded))
     assert page >= 16 and page % block == 0 and counters.numel() >= sequences * lanes
     assert qkv.stride(1) == 1 and layer.keys[0].is_contiguous() and layer.values[0].is_contiguous()
@@ -269,21 +270,21 @@ def attention(
         qkv,
         layer.keys,
         layer.values,
-        grid.position,
-        grid.table,
+        rows.position,
+        table,
         out,
         partial,
         sums[0],
         sums[1],
         counters,
-        grid.width,
-        grid.table.stride(0),
-        grid.table.shape[1],
+        rows.width,
+        table.stride(0),
+        table.shape[1],
         qkv.stride(0),
         layer.keys.stride(0),
         layer.values.stride(0),
-        layout.size**-0.5 * LOG2_E,
-        layout.kv_heads,
+        spec.factor * LOG2_E,
+        kv_heads,
         group,
         layout.size,
         padded,
@@ -293,8 +294,8 @@ def attention(
         TILE,
         many,
         min(FEW, many),
-        window,
-        softcap * LOG2_E,
+        spec.window,
+        spec.softcap * LOG2_E,
         num_warps=8 if padded > 128 else 4,
         num_stages=3,
         launch_pdl=overlaps(qkv.device),

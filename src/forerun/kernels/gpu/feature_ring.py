@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 
 BLOCK = 1024  # features a program moves
@@ -40,6 +41,7 @@ def _keep(
         tl.store(drafted + lane, 0)
 
 
+@on_its_device
 def keep(
     features: Tensor,
     token: Tensor,

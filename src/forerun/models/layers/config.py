@@ -1,109 +1,174 @@
-"""The shape of a decoder, read from config.json by each family's file."""
+"""What a decoder looks like: a list of layers, each a mixer and a feed-forward network. Families' files write it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import DeltaLayout, HeadLayout
+from forerun.kernels.interface import AttentionSpec, DeltaLayout, HeadLayout
+from forerun.models.layers.rope import RopeConfig, read_rope
+from forerun.weights.settings import Settings
+
+MOST_LAYERS = 4096
+MOST_POSITIONS = 2**31 - 1  # they are counted in 32 bits on a device
+LARGEST_HEAD = 1 << 16
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """One attention layer."""
+
+    spec: AttentionSpec
+    rope: RopeConfig
+    source: int | None = None  # the layer whose keys and values it reads; None: it has its own
+    qkv_bias: bool = False
+    output_bias: bool = False
+    head_norms: bool = False  # of each head's queries and keys
+    gated: bool = False  # each head's output is multiplied by a gate, stored behind its queries
+
+
+@dataclass(frozen=True, slots=True)
+class DenseConfig:
+    """One gated network: activation(gate) · up, then down."""
+
+    inner: int
+    bias: bool = False
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts: `top` of `count`, and one that every row goes through."""
+
+    count: int
+    top: int
+    inner: int
+    shared_inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """A mixer between rows and a network for each row; the gated delta rule is described by its layout alone."""
+
+    mixer: AttentionConfig | DeltaLayout
+    feed_forward: DenseConfig | ExpertsConfig
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Everything the shared decoder needs to know."""
+    """Everything the decoder needs to know."""
 
     family: str
     hidden: int
-    layers: int
-    layout: HeadLayout
-    intermediate: int
     vocab: int
-    eps: float
-    rope: Mapping[str, Any]
-    tied: bool
     context: int
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    head_norms: bool
-    windows: tuple[int, ...]  # per layer; 0 = all keys
+    eps: float
+    tied: bool  # the output matrix is the embedding
+    layers: tuple[LayerConfig, ...]
+    zero_centred_norms: bool = False  # files hold w where the factor is 1 + w
+    sandwich_norms: bool = False  # what a mixer or a network gives is normed too, before it is added
+    embedding_scale: float = 1.0  # that embeddings are multiplied by
+    softcap: float = 0.0  # logits become softcap · tanh(logit / softcap); 0 leaves them as they are
+    prefixes: tuple[str, ...] = ("model.",)  # of tensor names: the first that fits
+    ignored: tuple[str, ...] = ()  # beginnings of names that the decoder does not read: a vision model, a head
+    mtp_layers: int = 0  # blocks of the native head that config.json declares
+    mtp_own_embedding: bool = False
+
+    @property
+    def attention(self) -> tuple[AttentionSpec, ...]:
+        """Of the layers that keep keys and values, in the order of their pages."""
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(mixer.spec for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.source is None)
+
+    @property
+    def ropes(self) -> set[RopeConfig]:
+        """The ways in which heads are turned."""
+        return {layer.mixer.rope for layer in self.layers if isinstance(layer.mixer, AttentionConfig)}
+
+    @property
+    def layout(self) -> HeadLayout:
+        """The shape of keys and values, the same in all layers."""
+        return self.attention[0].layout
 
     @property
     def attention_layers(self) -> int:
         """Layers that keep keys and values."""
-        return self.layers
+        return len(self.attention)
 
     @property
     def delta(self) -> DeltaLayout | None:
         """The shape of recurrent layers, in families that have them."""
-        return None
+        return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, DeltaLayout)), None)
 
     @property
     def recurrent_layers(self) -> int:
         """Layers that keep a recurrent state."""
-        return 0
+        return sum(isinstance(layer.mixer, DeltaLayout) for layer in self.layers)
+
+    def state_index(self, layer: int) -> int:
+        """Where a layer's state is among those of its kind: in the list of pages, or of recurrent states."""
+        mixer = self.layers[layer].mixer
+        if isinstance(mixer, DeltaLayout):
+            return sum(isinstance(before.mixer, DeltaLayout) for before in self.layers[:layer])
+        before = self.layers[: layer if mixer.source is None else mixer.source]
+        return sum(isinstance(each.mixer, AttentionConfig) and each.mixer.source is None for each in before)
 
 
-def require(config: Mapping[str, Any], name: str) -> int:
-    """A positive integer that config.json must hold."""
-    value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ForerunError(f"config.json: {name} must be a positive integer, found {value!r}")
-    return value
+def layer_count(config: Settings) -> int:
+    """How many layers there are."""
+    return config.integer("num_hidden_layers", high=MOST_LAYERS)
 
 
-def head_layout(config: Mapping[str, Any]) -> HeadLayout:
-    """Heads as configured; `head_dim` wins over hidden / heads."""
-    heads = require(config, "num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
-    size = config.get("head_dim") or require(config, "hidden_size") // heads
+def head_layout(config: Settings, head_dim: int | None = None) -> HeadLayout:
+    """Heads as configured; a missing `head_dim` is the family's, or else hidden / heads."""
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    size = config.integer("head_dim", head_dim or config.integer("hidden_size") // heads, high=LARGEST_HEAD)
     if heads % kv_heads:
-        raise ForerunError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads")
+        raise ForerunError(
+            f"{config.name('num_key_value_heads')}: {heads} heads cannot share {kv_heads} key/value heads"
+        )
     return HeadLayout(heads, kv_heads, size)
 
 
-def decoder_config(
-    config: Mapping[str, Any],
+def read_context(config: Settings) -> int:
+    """The most positions the model was made for."""
+    return config.integer("max_position_embeddings", high=MOST_POSITIONS)
+
+
+def read_eps(config: Settings) -> float:
+    """What norms add before they divide."""
+    return config.number("rms_norm_eps", 1e-6, high=1.0)
+
+
+def attention_decoder(
+    config: Settings,
     *,
-    windows: tuple[int, ...],
+    windows: Sequence[int],
+    head_dim: int | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
     head_norms: bool = False,
 ) -> DecoderConfig:
-    """The fields all families read the same way."""
-    from forerun.models.layers.rope import rope_parameters
-
-    if config.get("hidden_act", "silu") != "silu":
-        raise ForerunError(
-            f"activation {config['hidden_act']!r} is not supported for {config['model_type']} (only silu)"
-        )
+    """A decoder whose layers differ in their windows alone: what llama, mistral, qwen2 and qwen3 have in common."""
+    config.only("hidden_act", "silu")
+    layout = head_layout(config, head_dim)
+    rope = read_rope(config, layout.size)
+    feed_forward = DenseConfig(config.integer("intermediate_size"), mlp_bias)
+    mixers = {
+        window: AttentionConfig(AttentionSpec(layout, window), rope, None, qkv_bias, output_bias, head_norms)
+        for window in windows
+    }
     return DecoderConfig(
-        family=config["model_type"],
-        hidden=require(config, "hidden_size"),
-        layers=require(config, "num_hidden_layers"),
-        layout=head_layout(config),
-        intermediate=require(config, "intermediate_size"),
-        vocab=require(config, "vocab_size"),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=rope_parameters(config),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        context=require(config, "max_position_embeddings"),
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        mlp_bias=mlp_bias,
-        head_norms=head_norms,
-        windows=windows,
+        family=config.text("model_type"),
+        hidden=config.integer("hidden_size"),
+        vocab=config.integer("vocab_size"),
+        context=read_context(config),
+        eps=read_eps(config),
+        tied=config.flag("tie_word_embeddings", False),
+        layers=tuple(LayerConfig(mixers[window], feed_forward) for window in windows),
     )
-
-
-def layer_windows(config: Mapping[str, Any], default_first: int) -> tuple[int, ...]:
-    """Sliding windows where `layer_types` says so, or else from layer `default_first` on."""
-    window = config.get("sliding_window") or 0
-    layers = require(config, "num_hidden_layers")
-    kinds = config.get("layer_types")
-    if kinds:
-        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds[:layers])
-    return tuple(window if layer >= default_first else 0 for layer in range(layers))

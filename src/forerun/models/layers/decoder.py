@@ -1,20 +1,21 @@
-"""The decoder shared by llama, mistral, qwen2 and qwen3."""
+"""The decoder that all families share: layers as their files describe them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import Matrix, Rounded, Weight
-from forerun.models.layers.block import Layer, Loader, run_layer
 from forerun.models.layers.config import DecoderConfig
+from forerun.models.layers.layer import Layer
+from forerun.models.layers.loader import Loader, refuse_mlx
 from forerun.models.layers.mtp import MtpHead
-from forerun.models.layers.rope import Rope
+from forerun.models.layers.native import native_head
+from forerun.models.layers.rope import RopeTables
 from forerun.models.layers.rows import Output, Pass
 from forerun.progress import Progress
 from forerun.weights.checkpoint import Checkpoint
@@ -23,7 +24,7 @@ PACKERS = 2  # packing a matrix runs on one core
 
 
 class Decoder:
-    """Pre-norm blocks of attention and a gated feed-forward layer."""
+    """A list of layers between an embedding and an output matrix."""
 
     def __init__(
         self,
@@ -37,21 +38,27 @@ class Decoder:
         self.config, self.kernels, self.device, self.dtype = config, kernels, device, dtype
         self.taps: tuple[int, ...] = ()  # layers whose inputs a drafter wants to see
         self._checkpoint = checkpoint
-        self.rope = Rope(config.rope, config.layout.size, device)
-        loader = Loader(config, kernels, checkpoint, device, dtype)
-        self.embedding = embedding_table(
-            checkpoint.take("model.embed_tokens.weight", (config.vocab, config.hidden)), device, dtype
-        )
+        refuse_mlx(checkpoint)
+        self.rope = RopeTables(config.ropes, device)
+        self._loader = loader = Loader(config, kernels, checkpoint, device, dtype, self.rope)
+        table = "embed_tokens.weight"
+        prefix = next((each for each in config.prefixes if checkpoint.has(each + table)), config.prefixes[-1])
+        self.embedding = embedding_table(checkpoint.take(prefix + table, (config.vocab, config.hidden)), device, dtype)
         self.layers: list[Layer] = []
-        with progress.task("loading weights", config.layers + 1) as task, ThreadPoolExecutor(PACKERS) as packers:
+
+        def read_layer(index: int) -> Layer:
+            return loader.layer(f"{prefix}layers.{index}.", config.layers[index], config.state_index(index))
+
+        count = len(config.layers)
+        with progress.task("loading weights", count + 1) as task, ThreadPoolExecutor(PACKERS) as packers:
             head = packers.submit(self._pack_head)  # the largest matrix, so it comes first
-            for layer in packers.map(partial(read_layer, loader), range(config.layers)):
+            for layer in packers.map(read_layer, range(count)):
                 self.layers.append(layer)
                 task.advance()
-            self.norm = loader.vector("model.norm.weight", config.hidden)
+            self.norm = loader.norm(prefix + "norm.weight", config.hidden)
             self.head = head.result()
             task.advance()
-        checkpoint.finish(lambda name: unused(name, config.tied))
+        checkpoint.finish(lambda name: unused(name, config))
 
     def _pack_head(self) -> Matrix:
         shape = (self.config.vocab, self.config.hidden)
@@ -65,33 +72,44 @@ class Decoder:
         return total + sum(matrix.bytes for matrix in self.block_matrices())
 
     def block_matrices(self) -> Iterator[Matrix]:
-        """The matrices of all blocks."""
+        """The matrices of all layers."""
         for layer in self.layers:
-            yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+            yield from layer.matrices()
 
     def matrices(self) -> list[Matrix]:
         """One matrix of every shape that a pass multiplies with; the exactness probe tries each."""
-        layer = self.layers[0]
-        return [layer.qkv, layer.output, layer.gate_up, layer.down, self.head]
+        return list(self._kinds().values())
 
     def gated_matrices(self) -> list[Matrix]:
         """Those among `matrices` that a pass multiplies with through `gated_linear`."""
-        return [self.layers[0].gate_up]
+        return [matrix for (_, _, gated), matrix in self._kinds().items() if gated]
+
+    def _kinds(self) -> dict[tuple[type[Matrix], tuple[int, int], bool], Matrix]:
+        """The first matrix of each type and shape, those of gates and others apart."""
+        kinds = {(type(self.head), self.head.shape, False): self.head}
+        for layer in self.layers:
+            for matrix in (*layer.mixer.matrices(), *layer.feed_forward.shapes()):
+                kinds.setdefault((type(matrix), matrix.shape, matrix is layer.feed_forward.gated), matrix)
+        return kinds
 
     def forward(self, batch: Pass) -> Output:
-        """Run all rows; keys and values of every row are written to its sequence's pages."""
-        kernels, config = self.kernels, self.config
-        angles = self.rope.angles(batch)
-        x = self.kernels.embed(batch.tokens, self.embedding).to(self.dtype)  # [rows, hidden]
+        """Run all rows; each sequence's pages and state take part."""
+        kernels, angles = self.kernels, self.rope.angles(batch)
+        x = kernels.embed(batch.tokens, self.embedding).to(self.dtype)  # [rows, hidden]
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if batch.features and index in self.taps:
                 tapped[index] = x
-            x = run_layer(kernels, config, layer, x, batch, batch.pages[index], angles)
-        hidden = kernels.rms_norm(x, self.norm, config.eps)
+            x = layer.forward(kernels, x, batch, angles)
+        hidden = kernels.rms_norm(x, self.norm, self.config.eps)
         wanted = hidden if batch.wanted is None else hidden[batch.wanted]
         features = torch.cat([*(tapped[tap] for tap in self.taps), hidden], dim=1) if batch.features else None
-        return Output(kernels.logits(wanted, self.head), hidden, features)
+        logits = kernels.logits(wanted, self.head)
+        if self.config.softcap:
+            logits = kernels.soft_cap(logits, self.config.softcap)
+        return Output(logits, hidden, features)
 
     def output_rows(self, ids: Tensor) -> Tensor:
         """Rows [n, hidden] of the output matrix as the checkpoint has them, before they were packed."""
@@ -102,8 +120,8 @@ class Decoder:
         return (rows.float() if isinstance(rows, Rounded) else rows).to(self.device)
 
     def native_head(self) -> MtpHead | None:
-        """The head the checkpoint came with; these families have none."""
-        return None
+        """The head the checkpoint came with; None when it never had one, an error when it was lost or does not fit."""
+        return native_head(self._loader, self.embedding, self.head)
 
 
 def embedding_table(stored: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -111,11 +129,7 @@ def embedding_table(stored: Tensor, device: torch.device, dtype: torch.dtype) ->
     return stored.to(device) if device.type == "cpu" else stored.to(device, dtype)
 
 
-def read_layer(loader: Loader, index: int) -> Layer:
-    """Block `index` of a checkpoint."""
-    return loader.layer(f"model.layers.{index}.", loader.config.windows[index])
-
-
-def unused(name: str, tied: bool) -> bool:
-    """Tensors a checkpoint may carry that this decoder does not need."""
-    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+def unused(name: str, config: DecoderConfig) -> bool:
+    """Tensors a checkpoint may carry that the decoder does not need; a head's are read when it is asked for."""
+    twice = config.tied and name == "lm_head.weight"
+    return twice or name.endswith("rotary_emb.inv_freq") or name.startswith(config.ignored)

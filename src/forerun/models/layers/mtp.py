@@ -2,63 +2,23 @@
 
 Slot s of a head holds the target's features of position s and the token at s + 1; its output predicts the token at
 s + 2. Drafting further, a head takes its own last output in place of features. Native heads and trained ones differ in
-their block, in what they are fed (the last hidden state, or several depths fused) and in how norms are stored.
+the description of their block, in what they are fed (the last hidden state, or several depths fused) and in how norms
+are stored.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from forerun.kernels.interface import HeadLayout, Kernels
 from forerun.kernels.matrix import Matrix
-from forerun.models.layers.block import Layer, run_layer, write_keys
-from forerun.models.layers.config import DecoderConfig
-from forerun.models.layers.rope import Rope
+from forerun.models.layers.layer import Layer
+from forerun.models.layers.mixers import AttentionMixer
+from forerun.models.layers.rope import RopeTables
 from forerun.models.layers.rows import Pass
-
-
-class HeadBlock(Protocol):
-    """The one decoder block of a head, of whatever kind its family has."""
-
-    rope: Rope
-
-    @property
-    def layout(self) -> HeadLayout:
-        """The shape of its keys and values."""
-        ...
-
-    def forward(self, x: Tensor, batch: Pass) -> Tensor:
-        """[rows, hidden] → [rows, hidden]; its keys and values live in `batch.pages[0]`."""
-        ...
-
-    def fill(self, x: Tensor, batch: Pass) -> None:
-        """Only what later slots read of these: their keys and values."""
-        ...
-
-
-@dataclass(slots=True)
-class PlainBlock:
-    """The block of llama-like families."""
-
-    kernels: Kernels
-    config: DecoderConfig
-    layer: Layer
-    rope: Rope
-
-    @property
-    def layout(self) -> HeadLayout:
-        return self.config.layout
-
-    def forward(self, x: Tensor, batch: Pass) -> Tensor:
-        angles = self.rope.angles(batch)
-        return run_layer(self.kernels, self.config, self.layer, x, batch, batch.pages[0], angles)
-
-    def fill(self, x: Tensor, batch: Pass) -> None:
-        write_keys(self.kernels, self.config, self.layer, x, batch, batch.pages[0], self.rope.angles(batch))
 
 
 @dataclass(slots=True)
@@ -66,7 +26,8 @@ class MtpHead:
     """Everything around the block. Norms hold the factor that is multiplied with, however a file stores it."""
 
     kernels: Kernels
-    block: HeadBlock
+    block: Layer  # its keys and values are the only ones in the head's pages
+    rope: RopeTables
     embedding: Tensor  # [vocabulary, hidden], the target's
     embedding_norm: Tensor  # [hidden]
     hidden_norm: Tensor
@@ -78,6 +39,12 @@ class MtpHead:
     tap_norms: tuple[Tensor, ...] = ()  # one per tap and one for the last hidden state
     fuse_matrix: Matrix | None = None  # [hidden, (taps + 1) · hidden], never quantised
     vocabulary: Tensor | None = None  # target ids of the rows of `output`, ascending [draft vocabulary]; None: all
+
+    @property
+    def layout(self) -> HeadLayout:
+        """The shape of its keys and values."""
+        assert isinstance(self.block.mixer, AttentionMixer)
+        return self.block.mixer.spec.layout
 
     def fuse(self, features: Tensor, prefill: bool) -> Tensor:
         """Features of the target [rows, (taps + 1) · hidden] → [rows, hidden]."""
@@ -93,16 +60,16 @@ class MtpHead:
     def forward(self, hidden: Tensor, batch: Pass) -> Tensor:
         """Outputs of the wanted rows. `hidden` [rows, hidden]: fused features, or the head's own outputs.
 
-        `batch.tokens` are the tokens after each slot, `batch.positions` the slots.
+        `batch.tokens` are the tokens after each slot.
         """
-        x = self.block.forward(self._join(hidden, batch), batch)
+        x = self.block.forward(self.kernels, self._join(hidden, batch), batch, self.rope.angles(batch))
         if batch.wanted is not None:
             x = x[batch.wanted]
         return self.kernels.rms_norm(x, self.final_norm, self.eps)
 
     def fill(self, hidden: Tensor, batch: Pass) -> None:
         """As `forward` for slots whose outputs nobody wants: a prompt's, all but the last."""
-        self.block.fill(self._join(hidden, batch), batch)
+        self.block.fill(self.kernels, self._join(hidden, batch), batch, self.rope.angles(batch))
 
     def _join(self, hidden: Tensor, batch: Pass) -> Tensor:
         kernels = self.kernels

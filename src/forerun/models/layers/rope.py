@@ -1,110 +1,179 @@
-"""Rotary position embedding: the frequencies of every scaling variant in use, and a table of angles that grows."""
+"""Rotary position embedding: the frequencies of every scaling variant in use, and tables of angles that grow."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import Angles, Grid
+from forerun.kernels.interface import Angles
 from forerun.models.layers.rows import Pass
+from forerun.weights.settings import Settings
+
+KINDS = ("default", "linear", "llama3", "yarn")
 
 
-def rope_parameters(config: Mapping[str, Any], default_theta: float = 10000.0) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """How the columns of a head turn with the position; all but the first in the words of `rope_parameters`."""
+
+    columns: int  # of each head that turn
+    rope_theta: float
+    rope_type: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0  # multiplies cos and sin
+
+    def parameters(self) -> dict[str, Any]:
+        """As config.json has them: what differs from the defaults."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)[1:]}
+        return {"rope_type": self.rope_type} | {
+            name: value for name, (value, usual) in values.items() if value != usual
+        }
+
+
+def read_rope(config: Settings, columns: int, default_theta: float = 10000.0) -> RopeConfig:
     """The rope settings of a config.json, old style (`rope_theta`, `rope_scaling`) or new (`rope_parameters`)."""
-    settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    settings.setdefault("rope_type", settings.pop("type", "default"))
-    settings.setdefault("rope_theta", config.get("rope_theta", default_theta))
-    settings.setdefault("max_position_embeddings", config.get("max_position_embeddings", 2048))
-    return settings
-
-
-def frequencies(settings: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
-    """Inverse frequencies [size/2] in float32, and the factor that multiplies cos and sin."""
-    kind = settings["rope_type"]
-    base = settings["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
-    inverse = 1.0 / base
+    settings = config.part("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+    if columns < 2 or columns % 2:
+        raise ForerunError(f"{config.name('head_dim')}: {columns} columns of a head cannot be rotated in pairs")
+    kind = settings.text("rope_type", settings.text("type", "default"))
+    if kind not in KINDS:
+        raise ForerunError(f"{settings.name('rope_type')} {kind[:40]!r} is not supported (only {', '.join(KINDS)})")
+    theta = settings.number("rope_theta", config.number("rope_theta", default_theta, above=1.0), above=1.0)
     if kind == "default":
-        return inverse, 1.0
+        return RopeConfig(columns, theta)
     if kind == "linear":
-        return inverse / settings["factor"], 1.0
+        return RopeConfig(columns, theta, kind, settings.number("factor"))
     if kind == "llama3":
-        return _llama3(inverse, settings), 1.0
-    if kind == "yarn":
-        return _yarn(base, settings, size)
-    raise ForerunError(f"rope scaling {kind!r} is not supported (use a model with default, linear, llama3 or yarn)")
+        original, factor = settings.number("original_max_position_embeddings"), settings.number("factor")
+        low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
+        if low >= high:
+            raise ForerunError(f"{settings.name('low_freq_factor')} must be below high_freq_factor")
+        return RopeConfig(columns, theta, kind, factor, original, low, high)
+    return _read_yarn(config, settings, columns, theta)
 
 
-def _llama3(inverse: Tensor, settings: Mapping[str, Any]) -> Tensor:
-    factor, original = settings["factor"], settings["original_max_position_embeddings"]
-    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
+def _read_yarn(config: Settings, settings: Settings, columns: int, theta: float) -> RopeConfig:
+    context = settings.number("max_position_embeddings", config.number("max_position_embeddings", 2048.0))
+    original = settings.number("original_max_position_embeddings", context)
+    factor = settings.number("factor", context / original)
+
+    def amplitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    usual = amplitude(1.0)
+    if "mscale" in settings and "mscale_all_dim" in settings:
+        usual = amplitude(settings.number("mscale")) / amplitude(settings.number("mscale_all_dim"))
+    return RopeConfig(
+        columns,
+        theta,
+        "yarn",
+        factor,
+        original,
+        beta_fast=settings.number("beta_fast", 32.0),
+        beta_slow=settings.number("beta_slow", 1.0),
+        truncate=settings.flag("truncate", True),
+        attention_factor=settings.number("attention_factor", usual),
+    )
+
+
+def frequencies(rope: RopeConfig) -> Tensor:
+    """Inverse frequencies [columns / 2] in float32."""
+    base = rope.rope_theta ** (torch.arange(0, rope.columns, 2, dtype=torch.float32) / rope.columns)
+    inverse = 1.0 / base
+    if rope.rope_type == "linear":
+        return inverse / rope.factor
+    if rope.rope_type == "llama3":
+        return _llama3(inverse, rope)
+    if rope.rope_type == "yarn":
+        return _yarn(base, rope)
+    assert rope.rope_type == "default"
+    return inverse
+
+
+def _llama3(inverse: Tensor, rope: RopeConfig) -> Tensor:
+    original, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
     length = 2 * math.pi / inverse
     blend = (original / length - low) / (high - low)
-    smooth = (1 - blend) * inverse / factor + blend * inverse
-    out = torch.where(length > original / low, inverse / factor, inverse)
+    smooth = (1 - blend) * inverse / rope.factor + blend * inverse
+    out = torch.where(length > original / low, inverse / rope.factor, inverse)
     between = (length <= original / low) & (length >= original / high)
     return torch.where(between, smooth, out)
 
 
-def _yarn(base: Tensor, settings: Mapping[str, Any], size: int) -> tuple[Tensor, float]:
-    original = settings.get("original_max_position_embeddings") or settings["max_position_embeddings"]
-    factor = settings.get("factor") or settings["max_position_embeddings"] / original
-    theta = settings["rope_theta"]
+def _yarn(base: Tensor, rope: RopeConfig) -> Tensor:
+    size = rope.columns
 
     def dimension(rotations: float) -> float:
-        return size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+        turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return size * math.log(turns) / (2 * math.log(rope.rope_theta))
 
-    low, high = dimension(settings.get("beta_fast") or 32), dimension(settings.get("beta_slow") or 1)
-    if settings.get("truncate", True):
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     ramp = (torch.arange(size // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
     keep = 1 - ramp.clamp(0, 1)
-    inverse = (1.0 / (factor * base)) * (1 - keep) + (1.0 / base) * keep
-    return inverse, _yarn_amplitude(settings, factor)
-
-
-def _yarn_amplitude(settings: Mapping[str, Any], factor: float) -> float:
-    def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    if settings.get("attention_factor") is not None:
-        return float(settings["attention_factor"])
-    if settings.get("mscale") and settings.get("mscale_all_dim"):
-        return scale(settings["mscale"]) / scale(settings["mscale_all_dim"])
-    return scale(1.0)
+    return (1.0 / (rope.factor * base)) * (1 - keep) + (1.0 / base) * keep
 
 
 class Rope:
     """cos and sin of every position asked for so far."""
 
-    def __init__(self, settings: Mapping[str, Any], size: int, device: torch.device) -> None:
-        inverse, self.amplitude = frequencies(settings, size)
-        self.inverse = inverse.to(device)
-        self.cos = self.sin = torch.empty(0, size // 2, device=device)
+    def __init__(self, config: RopeConfig, device: torch.device) -> None:
+        self.inverse, self.amplitude = frequencies(config).to(device), config.attention_factor
+        self.cos = self.sin = torch.empty(0, config.columns // 2, device=device)
         self.fixed = False
 
     def at(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
         """cos and sin [rows, size/2] at `positions`, none of them above `highest`."""
-        if highest >= len(self.cos):
-            assert not self.fixed, "graphs may read the table where it is"
-            # Doubling keeps growth rare; an entry does not depend on the table's length.
-            angles = torch.arange(max(2 * len(self.cos), highest + 1, 512), device=self.inverse.device)
-            turned = angles.float()[:, None] * self.inverse
-            self.cos, self.sin = turned.cos() * self.amplitude, turned.sin() * self.amplitude
+        self._fill(highest + 1)
         return self.cos[positions], self.sin[positions]
 
     def angles(self, batch: Pass) -> Angles:
-        """Of the rows of a pass. A device finds its rows in the table itself, which `reserve` must have filled."""
-        if isinstance(batch.spans, Grid):
-            return Angles(self.cos, self.sin)
-        return Angles(*self.at(batch.positions, batch.highest))
+        """Of all positions: each row of a pass finds its own. For a device `reserve` must have filled the table."""
+        self._fill(batch.rows.longest)
+        return Angles(self.cos, self.sin)
 
     def reserve(self, positions: int) -> None:
         """Fill the table up to `positions` now: a captured graph cannot make it grow, and wants it where it is."""
-        self.at(torch.zeros(0, dtype=torch.long, device=self.inverse.device), positions - 1)
+        self._fill(positions)
         self.fixed = True
+
+    def _fill(self, positions: int) -> None:
+        if positions > len(self.cos):
+            assert not self.fixed, "graphs may read the table where it is"
+            # Doubling keeps growth rare; an entry does not depend on the table's length.
+            angles = torch.arange(max(2 * len(self.cos), positions, 512), device=self.inverse.device)
+            turned = angles.float()[:, None] * self.inverse
+            self.cos, self.sin = turned.cos() * self.amplitude, turned.sin() * self.amplitude
+
+
+class RopeTables:
+    """The tables of a model: one for each way its layers turn their heads."""
+
+    def __init__(self, configs: Iterable[RopeConfig], device: torch.device) -> None:
+        self._tables = {config: Rope(config, device) for config in configs}
+
+    def __getitem__(self, config: RopeConfig) -> Rope:
+        return self._tables[config]
+
+    def angles(self, batch: Pass) -> dict[Rope, Angles]:
+        """Of the rows of a pass, by table."""
+        return {table: table.angles(batch) for table in self._tables.values()}
+
+    def reserve(self, positions: int) -> None:
+        """See `Rope.reserve`."""
+        for table in self._tables.values():
+            table.reserve(positions)

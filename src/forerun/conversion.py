@@ -6,26 +6,28 @@ exactly as loading would do it. The folder appears complete or not at all.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from forerun.errors import ForerunError
+from forerun.kernels.matrix import round_to_int8
+from forerun.kernels.reference import ReferenceKernels
+from forerun.models.families import build
 from forerun.progress import NullProgress, Progress
 from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
 from forerun.weights.config import OWN_METHOD
 from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
-from forerun.weights.folder import INDEX, SINGLE
+from forerun.weights.folder import INDEX, SINGLE, flush, write_json
 from forerun.weights.gguf_convert import MANIFEST
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SHARD = 4 * 10**9  # bytes of a weight file
 SIDE_FILES = (".json", ".txt", ".jinja", ".model", ".md")  # tokenizer, templates, licence
@@ -69,11 +71,6 @@ def convert(source: str, target: Path, *, quantize: str = "none", progress: Prog
 
 def examine(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
     """The tensors forerun reads, every shape checked, and what a user should know about them."""
-    import torch
-
-    from forerun.kernels.reference import ReferenceKernels
-    from forerun.models.families import build
-
     notes = []
     # Built on the device without memory: names and shapes are checked by the code that loads, nothing is read.
     decoder = build(checkpoint, ReferenceKernels(), torch.device("meta"), torch.float32, NullProgress())
@@ -118,8 +115,6 @@ def write_weights(
     checkpoint: Checkpoint, names: list[str], work: Path, rounded: bool, progress: Progress
 ) -> tuple[int, int]:
     """All tensors, in files of a few gigabytes. Returns how many there are and their size."""
-    from safetensors.torch import save_file
-
     places: dict[str, int] = {}
     shard: dict[str, Tensor] = {}
     files = total = held = 0
@@ -153,8 +148,6 @@ def write_weights(
 
 def stored_as(checkpoint: Checkpoint, name: str, rounded: bool) -> Iterator[tuple[str, Tensor]]:
     """A tensor under its name, or as 8-bit values and the scales of its rows."""
-    from forerun.kernels.matrix import round_to_int8
-
     tensor = checkpoint.raw(name)
     if not rounded or not is_rounded(name):
         yield name, tensor
@@ -176,14 +169,3 @@ def copy_side_files(source: Path, work: Path) -> None:
         written = file.name in ("config.json", INDEX, MANIFEST) or (work / file.name).exists()
         if known and not written and file.is_file() and file.stat().st_size <= SIDE_LIMIT:
             shutil.copyfile(file, work / file.name)
-
-
-def write_json(file: Path, value: dict[str, Any]) -> None:
-    """Readable, in UTF-8."""
-    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def flush(file: Path) -> None:
-    """To the disk before the rename, so that a power cut cannot leave a complete-looking folder of empty files."""
-    with file.open("rb+") as stream:
-        os.fsync(stream.fileno())

@@ -9,23 +9,33 @@ from torch import Tensor
 
 from forerun.kernels.interface import Expert, Experts, Kernels, Stacked
 from forerun.kernels.matrix import FloatMatrix, Matrix
+from forerun.models.layers.config import Activation
+
+
+def added(kernels: Kernels, x: Tensor, matrix: Matrix, before: Tensor | None, prefill: bool) -> Tensor:
+    """linear(x), added to `before` where there is one."""
+    return kernels.linear(x, matrix, prefill) if before is None else kernels.add_linear(x, matrix, before, prefill)
 
 
 @dataclass(slots=True)
 class Dense:
-    """silu(gate) · up, then down."""
+    """activation(gate) · up, then down."""
 
     network: Expert
+    activation: Activation = "silu"
 
-    def forward(self, kernels: Kernels, x: Tensor, before: Tensor, prefill: bool) -> Tensor:
-        """[rows, hidden] → `before` and what it adds."""
-        inner = kernels.gated_linear(x, self.network.gate_up, prefill)
-        return kernels.add_linear(inner, self.network.down, before, prefill)
+    def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, prefill: bool) -> Tensor:
+        """[rows, hidden] → `before`, if any, and what it adds."""
+        if self.activation == "silu":
+            inner = kernels.gated_linear(x, self.network.gate_up, prefill)
+        else:
+            inner = kernels.gelu_mul(kernels.linear(x, self.network.gate_up, prefill))
+        return added(kernels, inner, self.network.down, before, prefill)
 
     @property
-    def gated(self) -> Matrix:
+    def gated(self) -> Matrix | None:
         """What goes through `gated_linear`."""
-        return self.network.gate_up
+        return self.network.gate_up if self.activation == "silu" else None
 
     def matrices(self) -> Iterator[Matrix]:
         """All weights."""
@@ -46,14 +56,15 @@ class Sparse:
     shared: Expert
     shared_gate: Matrix  # [1, hidden], never quantised
 
-    def forward(self, kernels: Kernels, x: Tensor, before: Tensor, prefill: bool) -> Tensor:
-        """[rows, hidden] → `before` and what it adds."""
+    def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, prefill: bool) -> Tensor:
+        """[rows, hidden] → `before`, if any, and what it adds."""
         # Routing goes through the routine of decoding in prefill too: experts differ by far more than rounding.
         ids, weights = kernels.route(kernels.linear(x, self.router, prefill=False), self.top)
         mixed = kernels.experts(x, ids, weights, self.experts, prefill)
         inner = kernels.gated_linear(x, self.shared.gate_up, prefill)
         shared = kernels.linear(inner, self.shared.down, prefill)
-        return before + (mixed + kernels.sigmoid_gate(shared, kernels.linear(x, self.shared_gate, prefill), 0))
+        both = mixed + kernels.sigmoid_gate(shared, kernels.linear(x, self.shared_gate, prefill), 0)
+        return both if before is None else before + both
 
     @property
     def gated(self) -> Matrix:

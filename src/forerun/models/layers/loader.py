@@ -1,0 +1,172 @@
+"""Reads the layers of decoders, and of their heads, from checkpoints in Hugging Face layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ForerunError
+from forerun.kernels.interface import Decay, DeltaLayout, Expert, HeadNorms, Kernels
+from forerun.kernels.matrix import Matrix, Weight, join
+from forerun.models.layers.config import AttentionConfig, DecoderConfig, DenseConfig, ExpertsConfig, LayerConfig
+from forerun.models.layers.feed_forward import Dense, FeedForward, Sparse
+from forerun.models.layers.layer import Layer
+from forerun.models.layers.mixers import AttentionMixer, DeltaMixer
+from forerun.models.layers.rope import RopeTables
+from forerun.weights.checkpoint import Checkpoint
+
+
+@dataclass(slots=True)
+class Loader:
+    """Takes tensors by name, checks shapes, fuses projections. Norms come out as the factor to multiply with."""
+
+    config: DecoderConfig
+    kernels: Kernels
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    rope: RopeTables
+
+    def layer(self, prefix: str, config: LayerConfig, index: int) -> Layer:
+        """The layer whose tensors begin with `prefix`; `index` says where its state is, as `state_index` does."""
+        before, after, sandwich = "input_layernorm", "post_attention_layernorm", self.config.sandwich_norms
+        names = (
+            [before, "pre_feedforward_layernorm", after, "post_feedforward_layernorm"] if sandwich else [before, after]
+        )
+        norms = [self.norm(f"{prefix}{name}.weight", self.config.hidden) for name in names]
+        return Layer(
+            input_norm=norms[0],
+            mixer=self._delta(prefix + "linear_attn.", config.mixer, index)
+            if isinstance(config.mixer, DeltaLayout)
+            else self._attention(prefix + "self_attn.", config.mixer, index),
+            post_norm=norms[1],
+            feed_forward=self._feed_forward(prefix + "mlp.", config.feed_forward),
+            eps=self.config.eps,
+            mixed_norm=norms[2] if sandwich else None,
+            fed_norm=norms[3] if sandwich else None,
+        )
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """In float32, as small as it is: it multiplies float32 values."""
+        stored = self.wide(name, size)
+        return 1 + stored if self.config.zero_centred_norms else stored
+
+    def wide(self, name: str, *shape: int) -> Tensor:
+        """In float32, however it is stored: norms, and what decides about a recurrent state."""
+        return self.checkpoint.take(name, shape).to(self.device, torch.float32)
+
+    def exact(self, name: str, *shape: int) -> Matrix:
+        """A matrix that is never quantised."""
+        return self.kernels.float_matrix(self._tensor(name, *shape), None)
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        return self.checkpoint.take(name, shape).to(self.device, self.dtype)
+
+    def _weight(self, name: str, *shape: int) -> Weight:
+        """In the precision of activations, or in 8 bits when it is stored so."""
+        return self.checkpoint.weight(name, shape).to(self.device, self.dtype)
+
+    def _fused(self, prefix: str, outs: dict[str, int], width: int, bias: bool = False) -> Matrix:
+        """Several projections of the same input as one matrix."""
+        parts = [self._weight(f"{prefix}{name}.weight", out, width) for name, out in outs.items()]
+        biases = [self._tensor(f"{prefix}{name}.bias", out) for name, out in outs.items()] if bias else []
+        return self._joined(parts, biases)
+
+    def _joined(self, parts: list[Weight], biases: list[Tensor] | None = None) -> Matrix:
+        return self.kernels.matrix(join(parts), torch.cat(biases) if biases else None)
+
+    def _attention(self, prefix: str, config: AttentionConfig, index: int) -> AttentionMixer:
+        layout, hidden = config.spec.layout, self.config.hidden
+        norms: HeadNorms | None = None
+        if config.head_norms:
+            queries_norm = self.norm(prefix + "q_norm.weight", layout.size)
+            keys_norm = self.norm(prefix + "k_norm.weight", layout.size) if layout.kv_heads else queries_norm
+            norms = HeadNorms(queries_norm, keys_norm, self.config.eps)
+        return AttentionMixer(
+            spec=config.spec,
+            rope=self.rope[config.rope],
+            project=self._projection(prefix, config),
+            gated=config.gated,
+            head_norms=norms,
+            output=self._fused(prefix, {"o_proj": hidden}, layout.key_column, config.output_bias),
+            index=index,
+        )
+
+    def _projection(self, prefix: str, config: AttentionConfig) -> Matrix:
+        """Queries, keys, values and, where there are any, gates."""
+        layout, hidden = config.spec.layout, self.config.hidden
+        queries, keys = layout.key_column, layout.kv_heads * layout.size
+        if not config.gated:
+            outs = {"q_proj": queries} | ({"k_proj": keys, "v_proj": keys} if keys else {})
+            return self._fused(prefix, outs, hidden, config.qkv_bias)
+        assert not config.qkv_bias, "no family has both"
+        # The file has the query rows and then the gate rows of each head.
+        both = self._weight(prefix + "q_proj.weight", 2 * queries, hidden)
+        query_rows, gate_rows = torch.arange(2 * queries).view(layout.heads, 2, layout.size).unbind(1)
+        k, v = (self._weight(f"{prefix}{name}_proj.weight", keys, hidden) for name in "kv")
+        return self._joined([both[query_rows.flatten()], k, v, both[gate_rows.flatten()]])
+
+    def _delta(self, prefix: str, layout: DeltaLayout, index: int) -> DeltaMixer:
+        hidden, heads = self.config.hidden, layout.value_heads
+        project = [
+            self._weight(prefix + "in_proj_qkv.weight", layout.width, hidden),
+            self._weight(prefix + "in_proj_z.weight", layout.values, hidden),
+        ]
+        gates = torch.cat([self._tensor(f"{prefix}in_proj_{name}.weight", heads, hidden) for name in "ba"])
+        joined = self.kernels.joins_gates
+        convolution = self.wide(prefix + "conv1d.weight", layout.width, 1, layout.window)
+        rate = -self.wide(prefix + "A_log", heads).exp()
+        return DeltaMixer(
+            layout=layout,
+            project=self._joined([*project, *([gates] if joined else [])]),
+            gates=None if joined else self.kernels.float_matrix(gates, None),
+            convolution=convolution[:, 0].T.contiguous(),
+            decay=Decay(rate, self.wide(prefix + "dt_bias", heads)),
+            norm=self.wide(prefix + "norm.weight", layout.value_size),  # a plain factor in every family
+            eps=self.config.eps,
+            output=self._fused(prefix, {"out_proj": hidden}, layout.values),
+            index=index,
+        )
+
+    def _feed_forward(self, prefix: str, config: DenseConfig | ExpertsConfig) -> FeedForward:
+        if isinstance(config, DenseConfig):
+            return Dense(self._network(prefix, config.inner, config.bias), config.activation)
+        return Sparse(
+            router=self.exact(prefix + "gate.weight", config.count, self.config.hidden),
+            experts=self.kernels.pack_experts(self._experts(prefix + "experts.", config)),
+            top=config.top,
+            shared=self._network(prefix + "shared_expert.", config.shared_inner),
+            shared_gate=self.exact(prefix + "shared_expert_gate.weight", 1, self.config.hidden),
+        )
+
+    def _network(self, prefix: str, inner: int, bias: bool = False) -> Expert:
+        hidden = self.config.hidden
+        return Expert(
+            self._fused(prefix, {"gate_proj": inner, "up_proj": inner}, hidden, bias),
+            self._fused(prefix, {"down_proj": hidden}, inner, bias),
+        )
+
+    def _experts(self, prefix: str, config: ExpertsConfig) -> list[Expert]:
+        """Stored one by one, or all in one tensor."""
+        if self.checkpoint.has(prefix + "0.gate_proj.weight"):
+            return [self._network(f"{prefix}{number}.", config.inner) for number in range(config.count)]
+        hidden, inner, count = self.config.hidden, config.inner, config.count
+        gate_up = self.checkpoint.weight(prefix + "gate_up_proj", (count, 2 * inner, hidden))
+        down = self.checkpoint.weight(prefix + "down_proj", (count, hidden, inner))
+        return [
+            Expert(*(self._joined([stack[number].to(self.device, self.dtype)]) for stack in (gate_up, down)))
+            for number in range(count)
+        ]
+
+
+def refuse_mlx(checkpoint: Checkpoint) -> None:
+    """MLX moves an axis of the convolutions, adds one to the norms and drops the head."""
+    name = next((name for name in sorted(checkpoint.names()) if name.endswith("linear_attn.conv1d.weight")), None)
+    shape = () if name is None else checkpoint.shape(name)
+    if len(shape) == 3 and shape[1] != 1 and shape[2] == 1:
+        raise ForerunError(
+            f"{checkpoint.path} was written by MLX, whose norms are shifted and which drops the MTP head: "
+            "use the original Hugging Face checkpoint"
+        )
