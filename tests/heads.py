@@ -231,7 +231,7 @@ def mtp_engine(model: Decoder, folder: Path, *, head_pages: int = 400, **options
     model.taps = head.taps
     machine = engine(model, **options)
     pool = PagePool([AttentionSpec(head.layout)], head_pages, PAGE, torch.float32, CPU)
-    machine.drafters["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
+    machine.drafters.by_name["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
     return machine
 
 
@@ -256,3 +256,20 @@ def joint(model: Decoder, prompt: list[int], length: int, settings: dict[str, An
             longer.update({(*answer, token): p * float(q[token]) for token in q.nonzero()[:, 0].tolist()})
         found = longer
     return found
+
+
+ODD = {"hidden_size": 72, "intermediate_size": 88, "head_dim": 20, "num_hidden_layers": 3}
+SHAPE = HeadShape(72, taps=(1, 2))
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Shorter than a chunk, a chunk, and several chunks long."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = [3, CHUNK, 2 * CHUNK + 5, CHUNK + 1, 1, 3 * CHUNK, 7, 2 * CHUNK - 1][:count]
+    return [torch.randint(4, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+def drafter_of(machine: Engine) -> MtpDrafter:
+    drafter = machine.drafters.by_name["mtp"]
+    assert isinstance(drafter, MtpDrafter)
+    return drafter

@@ -12,7 +12,7 @@ from forerun.kernels import portable
 from forerun.kernels.gpu import choosing
 from forerun.kernels.gpu.choosing import UNDECIDED, _gumbel, _gumbel_bound, choose_tokens, scratch_for
 from forerun.kernels.gpu.committing import accept
-from forerun.kernels.gpu.keeping import keep
+from forerun.kernels.gpu.feature_ring import keep
 from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, reference
 from forerun.sample.acceptance import accept_coupled
 

@@ -150,7 +150,7 @@ def model(trained: tuple[Path, Decoder]) -> Decoder:
 def with_head(model: Decoder) -> Engine:
     machine = engine(model)
     head = native(model)
-    machine.drafters["mtp"] = MtpDrafter(
+    machine.drafters.by_name["mtp"] = MtpDrafter(
         head, PagePool([AttentionSpec(head.layout)], 400, PAGE, torch.float32, CPU), VOCAB, CHUNK
     )
     return machine

@@ -91,7 +91,7 @@ def truth_then_garbage(tokens: list[int], rounds: Rounds) -> Any:
 def test_states_equal_a_plain_run_after_every_round(model: Decoder, plain: Any, rounds: Rounds) -> None:
     tokens, states, expected = plain
     machine = engine(model)
-    machine.drafters["lookup"] = Scripted(truth_then_garbage(tokens, rounds))
+    machine.drafters.by_name["lookup"] = Scripted(truth_then_garbage(tokens, rounds))
     sequence = machine.submit(request(PROMPT, max_tokens=ANSWER, draft="lookup", draft_tokens=15), NoText())
     with torch.inference_mode():
         while sequence.status is not Status.FINISHED:
@@ -112,7 +112,7 @@ def test_same_tokens_in_mixed_batches(model: Decoder, plain: Any, rounds: Rounds
     sampled = {"temperature": 0.9, "seed": 3, "max_tokens": 30}
     (alone,) = run(engine(model), request(PROMPT[::-1], **sampled))
     machine = engine(model)
-    machine.drafters["model"] = Scripted(truth_then_garbage(tokens, rounds), name="model")
+    machine.drafters.by_name["model"] = Scripted(truth_then_garbage(tokens, rounds), name="model")
     asked = [
         request(PROMPT, max_tokens=ANSWER),
         request(PROMPT, max_tokens=ANSWER, draft="lookup"),
