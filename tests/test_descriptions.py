@@ -91,7 +91,7 @@ def test_a_layer_that_reads_the_keys_of_another(kernels: str, tmp_path: Path) ->
     expected = logits(load(folder, KERNELS[kernels]))
     save_file({n: t for n, t in weights.items() if ".2.self_attn.k_" not in n and ".2.self_attn.v_" not in n},
               folder / "model.safetensors", {"format": "pt"})  # fmt: skip
-    config = read_config(open_checkpoint(folder).settings)
+    config = read_config(open_checkpoint(folder).reader)
     own = config.layers[2].mixer
     assert isinstance(own, AttentionConfig)
     reader = replace(own, spec=replace(own.spec, layout=HeadLayout(4, 0, 16)), source=0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Angles, Grid
 from forerun.models.layers.rows import Pass
-from forerun.weights.settings import Settings
+from forerun.weights.config_reader import ConfigReader
 
 KINDS = ("default", "linear", "llama3", "yarn")
 
@@ -42,7 +42,7 @@ class RopeConfig:
         }
 
 
-def read_rope(config: Settings, columns: int, default_theta: float = 10000.0) -> RopeConfig:
+def read_rope(config: ConfigReader, columns: int, default_theta: float = 10000.0) -> RopeConfig:
     """The rope settings of a config.json, old style (`rope_theta`, `rope_scaling`) or new (`rope_parameters`)."""
     settings = config.part("rope_parameters" if "rope_parameters" in config else "rope_scaling")
     if columns < 2 or columns % 2:
@@ -64,7 +64,7 @@ def read_rope(config: Settings, columns: int, default_theta: float = 10000.0) ->
     return _read_yarn(config, settings, columns, theta)
 
 
-def _read_yarn(config: Settings, settings: Settings, columns: int, theta: float) -> RopeConfig:
+def _read_yarn(config: ConfigReader, settings: ConfigReader, columns: int, theta: float) -> RopeConfig:
     context = settings.number("max_position_embeddings", config.number("max_position_embeddings", 2048.0))
     original = settings.number("original_max_position_embeddings", context)
     factor = settings.number("factor", context / original)
