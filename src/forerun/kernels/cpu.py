@@ -84,6 +84,15 @@ class CpuKernels(RecurrentCpu):
             compiled.add_columns(out.numpy(), matrix.bias.numpy())
         return out
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
+        compiled_activations.gelu_mul(gate_up.numpy(), out.numpy())
+        return out
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        compiled_activations.soft_cap(logits.numpy(), np.float32(cap))
+        return logits
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
         compiled.rms_norm(x.numpy(), weight.numpy(), np.float32(eps), out.numpy())
@@ -96,15 +105,6 @@ class CpuKernels(RecurrentCpu):
         out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
         compiled.silu_mul(gate_up.numpy(), out.numpy())
         return out
-
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
-        compiled_activations.gelu_mul(gate_up.numpy(), out.numpy())
-        return out
-
-    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        compiled_activations.soft_cap(logits.numpy(), np.float32(cap))
-        return logits
 
     def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
         compiled.rotate(x.numpy(), first, heads, size, cos.numpy(), sin.numpy())

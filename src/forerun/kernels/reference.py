@@ -56,6 +56,13 @@ class ReferenceKernels(RecurrentReference):
         out = product * (scale[:, None] * matrix.scale)
         return out if matrix.bias is None else out + matrix.bias
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        rows = [row.float().chunk(2, dim=1) for row in gate_up.split(1)]
+        return torch.cat([F.gelu(gate, approximate="tanh") * up for gate, up in rows]).to(gate_up.dtype)
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        return torch.cat([cap * (row / cap).tanh() for row in logits.split(1)])
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.cat([self._norm_row(row, weight, eps) for row in x.split(1)]) if len(x) else x
 
@@ -75,13 +82,6 @@ class ReferenceKernels(RecurrentReference):
             gate, up = row.float().chunk(2, dim=1)
             rows.append((F.silu(gate) * up).to(gate_up.dtype))
         return torch.cat(rows)
-
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        rows = [row.float().chunk(2, dim=1) for row in gate_up.split(1)]
-        return torch.cat([F.gelu(gate, approximate="tanh") * up for gate, up in rows]).to(gate_up.dtype)
-
-    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        return torch.cat([cap * (row / cap).tanh() for row in logits.split(1)])
 
     def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
         half = cos.shape[1]
