@@ -50,13 +50,13 @@ check: $(INSTALLED)  ## lint, format, types
 	$(BIN)/mypy
 
 bench: $(INSTALLED)  ## how fast, beside transformers; the last line is JSON
-	@$(BIN)/python -m forerun.bench
+	@$(BIN)/python -m forerun.bench engine
 
 bench-mtp: $(INSTALLED)  ## what the built-in head gets accepted and what it is worth; SAMPLE=12 for a short run
-	@$(BIN)/python -m forerun.bench.mtp $(SAMPLE)
+	@$(BIN)/python -m forerun.bench mtp $(SAMPLE)
 
 bench-gpu:  ## how near to the memory limit on a GPU, with the interpreter that has torch for CUDA
-	@PYTHONPATH=src $(PYTHON) -m forerun.bench.gpu
+	@PYTHONPATH=src $(PYTHON) -m forerun.bench gpu
 
 clean:  ## remove .venv and every cache of the tools
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

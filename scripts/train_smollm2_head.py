@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def few_questions(work: Path) -> Path:
     """A part of the held-out prompts, for a test of this script."""
-    from forerun.train.figures import read_evaluation
+    from forerun.train.prompts.files import read_evaluation
 
     kinds: dict[str, list[str]] = {}
     for category, prompt in read_evaluation(None):

@@ -16,28 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 if importlib.util.find_spec("triton") is None:  # it exists for Linux only
     collect_ignore_glob = ["test_gpu_*.py", "test_device_*.py"]
-
-if not torch.cuda.is_available():
+elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+    from interpreter import mend_the_interpreter
 
-
-def let_the_interpreter_count() -> None:
-    """Its numbers are arrays of one element, which numpy from 2.4 on does not take for the bound of a loop."""
-    try:
-        from triton.runtime import interpreter
-    except ImportError:
-        return
-    usual = interpreter._patch_lang_tensor
-
-    def patched(tensor: object, scope: object) -> None:
-        usual(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
-
-
-if not torch.cuda.is_available():
-    let_the_interpreter_count()
+    mend_the_interpreter()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -16,11 +16,17 @@ from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
+from forerun.engine.device import DeviceExecutor, device_executor
+from forerun.engine.drafters import Drafters
 from forerun.engine.engine import Engine
-from forerun.engine.on_device import device_rounds, graphed_target
+from forerun.engine.host import HostExecutor
+from forerun.engine.plan import Executor
 from forerun.kernels.cuda import CudaKernels
+from forerun.kernels.interface import AttentionSpec
+from forerun.loading import graphed
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
+from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.heads import read_head
@@ -48,16 +54,25 @@ def device_engine(folder: Path, head: Path | None, *, rounds: bool = True) -> En
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
     if head is not None:
         drafters["mtp"] = attach(head, decoder)
-    target = graphed_target(decoder, pool, CONTEXT)
-    parts = device_rounds(target, drafters, VOCAB) if rounds else None
-    return Engine(decoder, pool, drafters, vocab=VOCAB, context=CONTEXT, chunk=CHUNK, target=target, device=parts)
+    target = graphed(decoder, pool, CONTEXT)
+    costs = CostTable()
+    executor: Executor = device_executor(target, drafters, VOCAB, costs)
+    if not rounds:
+        executor = HostExecutor(target, Drafters(drafters, VOCAB), costs, restartable=False)
+    sizes = {"vocab": VOCAB, "context": CONTEXT, "chunk": CHUNK}
+    return Engine(decoder, pool, drafters, costs=costs, executor=executor, **sizes)
+
+
+def device_of(engine: Engine) -> DeviceExecutor:
+    assert isinstance(engine.executor, DeviceExecutor)
+    return engine.executor
 
 
 def attach(head: Path, decoder: Decoder) -> MtpDrafter:
     built = build_head(read_head(head), decoder, VOCAB)
     decoder.taps = built.taps
     built.rope.reserve(2 * CONTEXT)
-    pool = PagePool(built.layout, 1, 60, PAGE, torch.float32, DEVICE, on_device=True)
+    pool = PagePool([AttentionSpec(built.layout)], 60, PAGE, torch.float32, DEVICE, on_device=True)
     return MtpDrafter(built, pool, VOCAB, CHUNK)
 
 

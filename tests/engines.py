@@ -118,5 +118,11 @@ class Scripted:
     def ready(self, sequence_id: int) -> bool:
         return True
 
+    def peek(self, sequence_id: int, depth: int) -> list[int]:
+        return []
+
+    def device_half(self, slots: object, capture: object) -> None:
+        return None
+
     def close(self, sequence_id: int) -> None:
         self.texts.pop(sequence_id, None)

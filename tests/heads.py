@@ -17,6 +17,7 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.head import build_head
 from forerun.draft.mtp import MtpDrafter
 from forerun.engine.engine import Engine
+from forerun.kernels.interface import AttentionSpec
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import make_pass
 from forerun.sample.choose import probabilities
@@ -190,7 +191,7 @@ def twin(
 @torch.inference_mode()
 def observe(model: Decoder, tokens: list[int], taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The target's features and logits at every position of a text."""
-    pool = PagePool(model.config.layout, len(model.config.layers), CONTEXT // PAGE, PAGE, torch.float32, CPU)
+    pool = PagePool(model.config.attention, CONTEXT // PAGE, PAGE, torch.float32, CPU)
     cache = SequenceCache(pool)
     cache.grow(len(tokens))
     kept, model.taps = model.taps, taps
@@ -229,8 +230,8 @@ def mtp_engine(model: Decoder, folder: Path, *, head_pages: int = 400, **options
     head = build_head(read_head(folder), model, VOCAB)
     model.taps = head.taps
     machine = engine(model, **options)
-    pool = PagePool(head.layout, 1, head_pages, PAGE, torch.float32, CPU)
-    machine.drafters["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
+    pool = PagePool([AttentionSpec(head.layout)], head_pages, PAGE, torch.float32, CPU)
+    machine.drafters.by_name["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
     return machine
 
 
@@ -255,3 +256,20 @@ def joint(model: Decoder, prompt: list[int], length: int, settings: dict[str, An
             longer.update({(*answer, token): p * float(q[token]) for token in q.nonzero()[:, 0].tolist()})
         found = longer
     return found
+
+
+ODD = {"hidden_size": 72, "intermediate_size": 88, "head_dim": 20, "num_hidden_layers": 3}
+SHAPE = HeadShape(72, taps=(1, 2))
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Shorter than a chunk, a chunk, and several chunks long."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = [3, CHUNK, 2 * CHUNK + 5, CHUNK + 1, 1, 3 * CHUNK, 7, 2 * CHUNK - 1][:count]
+    return [torch.randint(4, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+def drafter_of(machine: Engine) -> MtpDrafter:
+    drafter = machine.drafters.by_name["mtp"]
+    assert isinstance(drafter, MtpDrafter)
+    return drafter

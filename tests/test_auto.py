@@ -13,11 +13,13 @@ from test_sample_acceptance import chi_square, fits
 from tiny import tiny_model
 
 import forerun
-from forerun.engine import round as round_module
-from forerun.engine.controller import LONG_LOOKUP, LONG_MATCH, Controller, Decision
+from forerun.draft.arms import LONG_LOOKUP
+from forerun.engine.drafters import Drafters
 from forerun.engine.engine import Engine
-from forerun.engine.round import Turn
+from forerun.engine.plan import Turn
 from forerun.models.layers.decoder import Decoder
+from forerun.policy.controller import Controller
+from forerun.policy.decision import Decision
 
 LOOP = [5, 6, 7, 8, 9, 10, 11, 12]
 FAVOURITES = {20: 9.0, 21: 9.0}  # a random model repeats itself when it samples from few
@@ -37,13 +39,13 @@ def machine(target: Decoder) -> Engine:
 def decisions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[Decision]]]:
     """The decisions of every round, as they are run."""
     seen: list[list[Decision]] = []
-    propose = round_module.propose
+    propose = Drafters.propose
 
-    def spy(turns: list[Turn], *others: Any) -> None:
+    def spy(drafters: Drafters, turns: list[Turn]) -> None:
         seen.append([turn.decision for turn in turns])
-        propose(turns, *others)
+        propose(drafters, turns)
 
-    monkeypatch.setattr(round_module, "propose", spy)
+    monkeypatch.setattr(Drafters, "propose", spy)
     return seen
 
 
@@ -58,7 +60,7 @@ def test_whatever_it_decides_the_tokens_are_the_same(machine: Engine, temperatur
         used |= set(auto.counters.arms)
         assert sum(use.rounds for use in auto.counters.arms.values()) == auto.counters.rounds
         assert sum(use.seconds for use in auto.counters.arms.values()) == pytest.approx(auto.counters.decode_seconds)
-    assert len(used) > 1 and used <= {"plain", "lookup", LONG_LOOKUP, "model"}
+    assert len(used) > 1 and used <= {"plain", "lookup", LONG_LOOKUP.name, "model"}
 
 
 def test_a_batch_gives_the_same_tokens_within_its_rows(machine: Engine, decisions: list[list[Decision]]) -> None:
@@ -92,11 +94,11 @@ def test_a_batch_drafts_less_when_rows_are_dear(target: Decoder, decisions: list
 def test_a_long_match_is_an_arm_of_its_own(machine: Engine) -> None:
     sequence = machine.submit(request(LOOP * 3, draft="auto"), _Nobody())
     assert isinstance(sequence.policy, Controller)
-    assert machine._available(sequence) == {"model": True, "lookup": False, LONG_LOOKUP: True}
-    short = machine.submit(request([*LOOP, *LOOP[: LONG_MATCH - 1]], draft="auto"), _Nobody())
-    assert machine._available(short) == {"model": True, "lookup": True, LONG_LOOKUP: False}
+    assert machine.drafters.available(sequence) == {"model": True, "lookup": False, LONG_LOOKUP.name: True}
+    short = machine.submit(request([*LOOP, *LOOP[: LONG_LOOKUP.evidence - 1]], draft="auto"), _Nobody())
+    assert machine.drafters.available(short) == {"model": True, "lookup": True, LONG_LOOKUP.name: False}
     none = machine.submit(request(LOOP, draft="auto"), _Nobody())
-    assert machine._available(none) == {"model": True, "lookup": False, LONG_LOOKUP: False}
+    assert machine.drafters.available(none) == {"model": True, "lookup": False, LONG_LOOKUP.name: False}
     for one in (sequence, short, none):
         machine.release(one)
 
@@ -114,7 +116,7 @@ def test_rejection_decides_before_it_sees_the_drafts(
 ) -> None:
     """With arms and depths changing from round to round, the distribution is still the target's."""
     machine = engine(target, draft_model=target)
-    machine.drafters["lookup"] = Scripted(lambda text, depth: [20, 21, 20][:depth])
+    machine.drafters.by_name["lookup"] = Scripted(lambda text, depth: [20, 21, 20][:depth])
     bias = {20: 9.0, 21: 9.0, 22: 9.0}
     settings: dict[str, Any] = {"temperature": 1.3, "top_k": 3, "accept": "rejection", "logit_bias": bias}
     prompt, length, seeds = LOOP * 2, 4, 800
@@ -127,7 +129,7 @@ def test_rejection_decides_before_it_sees_the_drafts(
         return Decision(usable[number % len(usable)], min(limit, 1 + number % 3)) if limit > 0 else Decision(None, 0)
 
     monkeypatch.setattr(Controller, "decide", unsteady)
-    monkeypatch.setattr("forerun.engine.engine.cut_drafts", lambda turns, costs, on_device: None)
+    monkeypatch.setattr("forerun.engine.engine.cut_drafts", lambda wishes, *_: [wish for _, wish in wishes])
     wanted = [request(prompt, max_tokens=length, seed=n, draft="auto", **settings) for n in range(seeds)]
     answers = [answer for n in range(0, seeds, 50) for answer in run(machine, *wanted[n : n + 50])]
     assert not any(answer.warnings for answer in answers)
@@ -143,12 +145,11 @@ def test_costs_are_kept_between_loads(tmp_path: Path, monkeypatch: pytest.Monkey
     folder = tiny_model(tmp_path / "model", "llama")
     monkeypatch.setenv("FORERUN_HOME", str(tmp_path / "home"))
     first = forerun.load(str(folder))
-    assert first.engine.proportions is None
+    assert not first.engine.costs.remembers
     answer = forerun.generate(first, "hello " * 30, max_tokens=40)
     assert answer.seconds_saved is not None
     second = forerun.load(str(folder))
-    assert second.engine.proportions is not None
-    assert (1, 1) in second.engine.proportions.passes
+    assert second.engine.costs.remembers and (1, 1) in second.engine.costs.proportions().passes
     assert not second.engine.costs.plain_measured  # seconds are measured anew
     assert forerun.generate(second, "hello " * 30, max_tokens=40).tokens == answer.tokens
 

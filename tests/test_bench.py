@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,11 +13,13 @@ from rich.console import Console
 from tiny import tiny_gguf, tiny_model
 
 import forerun
-from forerun.bench import command, plot, runner
+from forerun.bench import plot, runner
+from forerun.bench.__main__ import main as run_suite
 from forerun.bench.peers import PEERS, LlamaCppPeer, TransformersPeer, gguf_file, load_peer
 from forerun.bench.report import against_best, print_report, row, summary, to_data
 from forerun.bench.runner import PLAIN, Cell, Run, Runner
-from forerun.bench.statistics import geometric_mean, median
+from forerun.bench.statistics import Turns, geometric_mean, median
+from forerun.bench.suites import engine, mtp, work
 from forerun.bench.workloads import ANSWER_TOKENS, Prompt, Workload, load_workloads
 from forerun.cli.main import main
 from forerun.errors import ForerunError
@@ -44,7 +45,7 @@ def model(folder: Path) -> LanguageModel:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few prompts and short answers."""
-    monkeypatch.setattr(command, "PAIRS", 2)
+    monkeypatch.setattr(work, "PAIRS", 2)
     monkeypatch.setattr(runner, "WARM_UP_TOKENS", 2)
     for name in ANSWER_TOKENS:
         monkeypatch.setitem(ANSWER_TOKENS, name, 8)
@@ -147,7 +148,7 @@ class Scripted:
 
 
 def scripted_runner(script: Scripted, monkeypatch: pytest.MonkeyPatch, price: float = 1.0) -> Runner:
-    mine = Runner(None, ["lookup", "auto"], [], price, NullProgress())  # type: ignore[arg-type]
+    mine = Runner(None, {"lookup": {}, "auto": {}}, [], price, NullProgress())  # type: ignore[arg-type]
     monkeypatch.setattr(mine, "_ours", script.run)
     return mine
 
@@ -197,6 +198,19 @@ def test_the_command_prints_tables_and_draws(
     out = capsys.readouterr().out
     assert "noise floor" in out and "2 of 2" in out and "temperature 0" in out
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("workloads", [["edit"], ["edit", "code", "questions", "writing"]])
+def test_the_legend_of_a_plot_covers_neither_title_nor_bars(workloads: list[str]) -> None:
+    arms = [PLAIN, "lookup", "mtp", "model", "auto", "transformers", "llama.cpp"]
+    cells = [Cell(name, arm, 0.0, [Run([1, 2], 0.5, 0.7)], [1.5], [1.5], 1) for name in workloads for arm in arms]
+    figure = plot.picture(cells)
+    figure.draw_without_rendering()
+    (panel,) = figure.axes
+    title, legend = panel._left_title.get_window_extent(), panel.get_legend().get_window_extent()
+    assert not legend.overlaps(title) and not legend.overlaps(panel.get_window_extent())
+    assert legend.x1 <= figure.bbox.x1
+    plot.pyplot().close(figure)
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_at_once(
@@ -254,12 +268,50 @@ def test_llama_cpp_reads_the_same_file(
     assert gguf_file(str(file)) == file and set(PEERS) == {"transformers", "llama.cpp"}
 
 
-@pytest.mark.parametrize("script", ["gpu", "gpu_batches"])
-def test_benchmarks_of_a_gpu_say_that_there_is_none(
-    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_ratios_of_turns_are_between_neighbours() -> None:
+    turns = Turns()
+    for factor in (1.0, 10.0, 100.0):  # a machine that drifts
+        turns.note(ours=2 * factor)
+        turns.note(theirs=factor)
+    assert turns.ratio("ours", "theirs") == 2.0 and turns.median("ours") == 20.0
+
+
+@pytest.mark.parametrize("suite", ["gpu", "gpu-batches"])
+def test_suites_for_a_gpu_say_that_there_is_none(
+    suite: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("sys.argv", [script])
     with pytest.raises(SystemExit) as caught:
-        import_module(f"forerun.bench.{script}").main()
+        run_suite([suite])
     assert caught.value.code == 2 and capsys.readouterr().err == "this measures an NVIDIA GPU, and torch sees none\n"
+
+
+def test_an_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_suite(["poems"])
+    assert "invalid choice: 'poems'" in capsys.readouterr().err
+
+
+def test_the_engine_suite_ends_with_its_figures_as_json(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "REPEATS", 1)
+    monkeypatch.setattr(engine, "second_start", lambda: 1.0)
+    monkeypatch.setattr(engine.Bench.__init__, "__defaults__", (str(folder),))
+    monkeypatch.setattr(engine.Bench, "our_prefill", lambda bench, draft="off": 1.0)  # there is no head, and no room
+    run_suite(["engine"])
+    lines = capsys.readouterr().out.splitlines()
+    figures = json.loads(lines[-1])
+    assert set(engine.GOALS) < set(figures) and figures["guaranteed"]
+    assert set(figures["tokens_per_second"]) == {"plain", "transformers", "plain, edit", "lookup, edit"}
+    assert lines[0].startswith("plain_vs_transformers ") and lines[0].endswith("≥ 2")
+
+
+def test_the_suite_of_the_head_measures_acceptance_and_speed(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mtp, "ARMS", {"lookup": {"draft": "lookup", "draft_tokens": 2}})
+    monkeypatch.setattr(runner, "WARM_UP_TOKENS", 2)
+    figures = mtp.speed(model, [("chat", "hello"), ("code", "go go go go")])
+    assert set(figures) == {"lookup", "plain_tokens_per_second"}
+    assert set(figures["lookup"]) == {"ratio", "median", "geometric_mean"}

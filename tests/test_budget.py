@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from forerun.engine.budget import share_rows, share_width
+from forerun.policy.budget import share_rows, share_width
 
 
 def test_equals_trying_everything() -> None:

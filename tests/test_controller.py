@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from forerun.engine.acceptance import Priors
-from forerun.engine.controller import PLAIN, Controller, Decision
-from forerun.engine.costs import CostTable
+from forerun.policy.acceptance import Priors
+from forerun.policy.controller import Controller
+from forerun.policy.costs import CostTable
+from forerun.policy.decision import PLAIN, Decision
 
 ARMS = {"lookup": 15, "long lookup": 15, "mtp": 8, "model": 8}
 DRAFT_COST = {"lookup": 0.005, "long lookup": 0.005, "mtp": 0.1, "model": 0.3}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from forerun.engine.cost_file import SELDOM, CostFile, machine_facts
-from forerun.engine.costs import CostTable, Proportions
+from forerun.policy.cost_file import SELDOM, CostFile, machine_facts
+from forerun.policy.costs import CostTable, Proportions
 
 
 def measured(plain: float = 0.010) -> CostTable:

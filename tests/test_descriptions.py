@@ -97,7 +97,7 @@ def test_a_layer_that_reads_the_keys_of_another(kernels: str, tmp_path: Path) ->
     reader = replace(own, spec=replace(own.spec, layout=HeadLayout(4, 0, 16)), source=0)
     layers = (*config.layers[:2], replace(config.layers[2], mixer=reader), config.layers[3])
     config = replace(config, layers=layers)
-    assert config.attention_layers == 3 and [config.state_index(layer) for layer in range(4)] == [0, 1, 0, 2]
+    assert len(config.attention) == 3 and [config.state_index(layer) for layer in range(4)] == [0, 1, 0, 2]
     torch.testing.assert_close(logits(decoder(config, folder, KERNELS[kernels])), expected, atol=1e-5, rtol=0)
 
 

@@ -7,24 +7,37 @@ from typing import Any
 
 import pytest
 import torch
-from device_engines import DEVICE, PAGE, PROMPTS, SLOW, SOME, TOKENS, answers, device_engine, tiny_folder, tiny_head
+from device_engines import (
+    DEVICE,
+    PAGE,
+    PROMPTS,
+    SLOW,
+    SOME,
+    TOKENS,
+    answers,
+    device_engine,
+    device_of,
+    tiny_folder,
+    tiny_head,
+)
 from engines import CONTEXT, NoText, Scripted, finish, request, run
 from tiny_qwen import tiny_qwen
 
 from forerun.cache.pages import PagePool
-from forerun.engine.controller import PLAIN, Controller, Decision
-from forerun.engine.flight import Wish
 from forerun.engine.graphs import GraphedTarget
-from forerun.engine.on_device import graphed_target
+from forerun.engine.lookahead import Wish
 from forerun.engine.probe import probe
 from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu import attention, filtering
+from forerun.loading import graphed
 from forerun.models.families import build
+from forerun.policy.controller import Controller
+from forerun.policy.decision import PLAIN, Decision
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 
 # Rows that nobody looks at may overflow; the interpreter says so.
-pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (matmul|exp)")]
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)")]
 
 
 @pytest.fixture(autouse=True)
@@ -79,9 +92,7 @@ def test_arms_may_change_between_rounds_and_sequences_come_and_go(folder: Path, 
         for _ in range(3):
             engine.step()
     others = [
-        engine.submit(
-            request(PROMPTS[1], draft="mtp", repetition_penalty=1.2, temperature=0.9, **options), NoText()
-        ),  # a penalty: the general way
+        engine.submit(request(PROMPTS[1], draft="mtp", repetition_penalty=1.2, temperature=0.9, **options), NoText()),
         engine.submit(request(PROMPTS[2], draft="lookup", **options), NoText()),
     ]
     finish(engine, [first, *others])
@@ -101,14 +112,13 @@ def test_drafts_of_the_host_are_run_on_the_device(folder: Path, head: Path, monk
         return [*ahead[:-1], 3] if len(tokens) % 3 == 0 else ahead
 
     def never(*_: object) -> None:
-        raise AssertionError("the general way")
+        raise AssertionError("the host's way")
 
-    engine.drafters["lookup"] = Scripted(mostly_right)
-    monkeypatch.setattr("forerun.engine.engine.run_round", never)
+    engine.drafters.by_name["lookup"] = Scripted(mostly_right)
+    monkeypatch.setattr("forerun.engine.host.HostExecutor.run", never)
     (alone,) = run(engine, request(PROMPTS[1], draft="lookup", draft_tokens=5, **options))
     assert alone.answer == plain[1] and alone.counters.rounds < TOKENS // 2
-    device = engine.device
-    assert device is not None and any(shape.width == 8 and not shape.drafts for shape in device.rounds)
+    assert any(shape.width == 8 and not shape.drafts for shape in device_of(engine).rounds)
     arms = [("off", None), ("lookup", 3), ("mtp", 2)]
     wishes = [
         request(prompt, draft=arm, draft_tokens=depth, **options)
@@ -129,12 +139,11 @@ def test_filters_on_the_device(folder: Path, head: Path, monkeypatch: pytest.Mon
     plain = [answers(general, request(prompt, **wish))[0] for prompt, wish in wishes]
     monkeypatch.setattr(filtering, "GATHERED", gathered)
     engine = device_engine(folder, head)
-    assert engine.device is not None
     left = []
-    take = engine.device._take
-    monkeypatch.setattr(engine.device, "_take", lambda *given: left.append(take(*given)) or left[-1])
+    take = engine._take
+    monkeypatch.setattr(engine, "_take", lambda result: left.append(result.accepted) or take(result))
     assert answers(engine, *(request(prompt, draft="mtp", draft_tokens=2, **wish) for prompt, wish in wishes)) == plain
-    assert any(shape.filtered for shape in engine.device.rounds)
+    assert any(shape.filtered for shape in device_of(engine).rounds)
     assert (min(left) < 0) == (gathered < 290)
 
 
@@ -145,9 +154,9 @@ def test_cancelled_in_the_air_and_taken_up_again(folder: Path, head: Path) -> No
     with torch.inference_mode():
         for _ in range(3):
             engine.step()
-        assert engine.device is not None and engine.device.flight is not None
+        assert engine._ticket is not None
         engine.cancel(sequence)
-        assert engine.device.flight is None and sequence.answer == whole[: len(sequence.answer)]
+        assert engine._ticket is None and sequence.answer == whole[: len(sequence.answer)]
         engine.resume(sequence)
     finish(engine, [sequence])
     assert sequence.answer == whole
@@ -163,24 +172,24 @@ def test_a_stop_token_ends_the_answer_there(folder: Path, head: Path) -> None:
 
 
 def test_a_controller_is_asked_again(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every round, but the last before the end: what it wants then is done in the round after the next."""
+    """While every round runs, but the last before the end: what it wants then is done in the next round."""
     engine, asked = device_engine(folder, head), []
     plain = answers(engine, request(PROMPTS[0], max_tokens=10))[0]
-    wishes = [PLAIN, Decision("mtp", 1), Decision("mtp", 1), Decision("mtp", 2), PLAIN, PLAIN, PLAIN]
+    wishes = [PLAIN, Decision("mtp", 1), Decision("mtp", 1), Decision("mtp", 2), *[PLAIN] * 9]
 
     def decide(controller: Controller, limit: int, available: dict[str, bool], others: int) -> Decision:
         assert limit and available["mtp"] and not others
-        asked.append(engine.device is not None and engine.device.flight is not None)
+        asked.append(engine._ticket is not None)
         return wishes[len(asked) - 1]
 
     monkeypatch.setattr(Controller, "decide", decide)
-    assert engine.device is not None
-    widths, start = [], engine.device._start
-    monkeypatch.setattr(engine.device, "_start", lambda *args: widths.append(args[1]) or start(*args))
+    rounds = device_of(engine).rounds
+    widths, launch = [], rounds.launch
+    monkeypatch.setattr(rounds, "launch", lambda shape: widths.append(shape.width) or launch(shape))
     (sequence,) = run(engine, request(PROMPTS[0], max_tokens=10, draft="auto"))
     assert sequence.answer == plain
     assert asked[:4] == [False, True, True, True]
-    assert widths[:4] == [1, 1, 2, 2]
+    assert widths[:4] == [1, 2, 2, 3]
 
 
 @SLOW
@@ -189,11 +198,12 @@ def test_a_pass_is_narrowed_where_products_change_bits(folder: Path, head: Path)
     options: dict[str, Any] = {"max_tokens": 4, "draft": "mtp", "draft_tokens": 2, "temperature": 0.8, "seed": 5}
     engine = device_engine(folder, head)
     alone = [answers(engine, request(prompt, **options))[0] for prompt in PROMPTS]
-    device, target = engine.device, engine.target
-    assert device is not None and device.rounds and isinstance(target, GraphedTarget)
+    device = device_of(engine)
+    target = device.host.target
+    assert list(device.rounds) and isinstance(target, GraphedTarget)
     target.counts.keep_bits = lambda rows: rows <= 3  # type: ignore[method-assign]
     assert answers(engine, *(request(prompt, **options) for prompt in PROMPTS)) == alone
-    assert all(shape.lanes == 1 for shape in device.rounds)
+    assert all(shape.slots == 1 for shape in device.rounds)
     assert target.passes and all(lanes == 1 for lanes, _, _ in target.passes)
 
 
@@ -204,13 +214,13 @@ def test_the_probe_runs_through_the_graphs(folder: Path, tmp_path: Path, kind: s
     path = folder if kind == "llama" else tiny_qwen(tmp_path)
     decoder = build(open_checkpoint(path), CudaKernels(DEVICE), DEVICE, torch.float32, NullProgress())
     pool = PagePool.for_model(decoder.config, 20, PAGE, torch.float32, DEVICE, slots=2, on_device=True)
-    target = graphed_target(decoder, pool, CONTEXT)
+    target = graphed(decoder, pool, CONTEXT)
     assert probe(decoder, pool, [2, 3], target, target.counts).guaranteed
     pool.check([])
     assert target.counts.keep_bits(2)
 
 
 def test_a_wish_to_copy_counts_if_the_round_said_the_same() -> None:
-    wish = Wish(Decision("lookup", 4), [7, 8, 9])
+    wish = Wish(None, Decision("lookup", 4), [7, 8, 9])  # type: ignore[arg-type]
     assert wish.holds([7]) and wish.holds([7, 8, 9, 1]) and not wish.holds([7, 1])
-    assert Wish(PLAIN, []).holds([5])
+    assert Wish(None, PLAIN, []).holds([5])  # type: ignore[arg-type]

@@ -9,31 +9,46 @@ from typing import Any
 
 import pytest
 import torch
-from device_engines import DEVICE, PAGE, PROMPTS, SLOW, TOKENS, answers, device_engine, tiny_folder, tiny_head
+from device_engines import (
+    DEVICE,
+    PAGE,
+    PROMPTS,
+    SLOW,
+    TOKENS,
+    answers,
+    device_engine,
+    device_of,
+    tiny_folder,
+    tiny_head,
+)
 from engines import Impatient, NoText, finish, request
 from tiny_qwen import random_model, save_model, tiny_qwen
 
 from forerun.cache.device_recurrent import DeviceStates
 from forerun.cache.pages import PagePool, SequenceCache
+from forerun.draft import mtp_device
 from forerun.draft.mtp import MtpDrafter
-from forerun.engine import device_round, scheduler, unread
-from forerun.engine.controller import PLAIN, Controller, Decision
-from forerun.engine.costs import CostTable
+from forerun.engine import scheduler
 from forerun.engine.engine import Engine
-from forerun.engine.flight import Flight, Shape, learn_costs
 from forerun.engine.graphs import GraphedTarget
-from forerun.engine.on_device import graphed_target
-from forerun.engine.round import NOTHING, Turn
+from forerun.engine.host import HostExecutor
+from forerun.engine.lookahead import Wish
+from forerun.engine.plan import Plan, Result
+from forerun.engine.sequence import Status
+from forerun.engine.warmup import warm_up
 from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu import attention
-from forerun.loading import attach_head
+from forerun.loading import attach_head, graphed
 from forerun.models.families import build
 from forerun.models.layers.rows import make_pass
+from forerun.policy.controller import Controller
+from forerun.policy.costs import CostTable, RoundTime
+from forerun.policy.decision import PLAIN, Decision
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 
 # Rows that nobody looks at may overflow; the interpreter says so.
-pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (matmul|exp)")]
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)")]
 
 
 @pytest.fixture(autouse=True)
@@ -59,15 +74,15 @@ def test_pages_are_added_without_losing_drafts(folder: Path, head: Path, monkeyp
     monkeypatch.setattr(scheduler, "DEFAULT_ANSWER", 1)
     engine, prompt = device_engine(folder, head), [7 + n for n in range(9)]
     wish = {"max_tokens": None, "temperature": 0.8, "seed": 8}
-    assert engine.device is not None
-    drafted, pages, take = [], set(), engine.device._take
+    drafted, pages, take = [], set(), engine._take
 
-    def watch(turn: Turn, drafts: int, *rest: Any) -> int:
-        drafted.append(drafts)
-        pages.add(len(turn.sequence.cache.pages))
-        return take(turn, drafts, *rest)
+    def watch(result: Result) -> None:
+        if result.turn.sequence.status is Status.RUNNING:
+            drafted.append(result.drafted)
+            pages.add(len(result.turn.sequence.cache.pages))
+        take(result)
 
-    monkeypatch.setattr(engine.device, "_take", watch)
+    monkeypatch.setattr(engine, "_take", watch)
     sequence = engine.submit(request(prompt, draft="mtp", draft_tokens=2, **wish), NoText())
     with torch.inference_mode():
         while len(sequence.answer) < 28:
@@ -79,35 +94,34 @@ def test_pages_are_added_without_losing_drafts(folder: Path, head: Path, monkeyp
 
 def test_what_auto_may_want_is_captured_before(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = device_engine(folder, head)
-    device = engine.device
-    assert device is not None
+    device = device_of(engine)
     monkeypatch.setattr(device.counts, "keep_bits", lambda rows: rows != 2)
-    monkeypatch.setattr(device.graphs, "capture", lambda launch: lambda: torch.zeros(1, 3))
-    timed = device.prepare(3, 8, False, NullProgress())
-    assert [(shape.width, shape.drafts) for shape, _ in timed] == [
-        *((1, 0), (4, 0), (8, 0)),
-        *((3, 2), (4, 3)),
-        *((1, 3), (8, 3)),
+    monkeypatch.setattr(type(device.rounds.graphs), "real", True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(device.rounds.graphs, "capture", lambda launch: lambda: torch.zeros(1, 3))
+    monkeypatch.setattr(device.half, "prepare", lambda _: None)
+    timed = device.prepare(8, False, NullProgress())
+    assert [(measured.rows, measured.inside) for measured in timed] == [
+        *((1, None), (4, None), (8, None)),
+        *((1 + depth, ("mtp", depth)) for depth in range(2, 7)),
+        *((1, ("mtp", 3)), (8, ("mtp", 3))),
     ]
-    assert all(seconds > 0 and shape in device.rounds for shape, seconds in timed)
-    assert device.prepare(3, 8, False, NullProgress()) == []
-    assert all(shape.filtered for shape, _ in device.prepare(3, 8, True, NullProgress()))
+    assert all(measured.seconds > 0 for measured in timed) and len(list(device.rounds)) == len(timed)
+    assert device.prepare(8, False, NullProgress()) == []
+    assert len(device.prepare(8, True, NullProgress())) == len(timed)
 
 
 def test_a_flight_lands_before_graphs_are_captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop string may end a sequence whose next round has begun."""
     engine = device_engine(folder, None)
-    device = engine.device
-    assert device is not None
+    device = device_of(engine)
     sequence = engine.submit(request(PROMPTS[0], max_tokens=TOKENS), NoText())
-    with torch.inference_mode():
-        while device.flight is None:
-            engine.step()
-        sequence.finish("stop")
-        monkeypatch.setattr(type(device.graphs), "real", True)
-        monkeypatch.setattr(device, "prepare", lambda *_: [] if device.flight is None else pytest.fail("in the air"))
-        engine.warm = True
-        engine.warm_up(False, NullProgress())
+    while engine._ticket is None or not engine._ticket.plan.turns:
+        engine.step()
+    sequence.finish("stop")
+    monkeypatch.setattr(device, "prepare", lambda *_: [] if engine._ticket is None else pytest.fail("in the air"))
+    engine.warm = True
+    warm_up(engine, False, NullProgress())
 
 
 @torch.inference_mode()
@@ -116,19 +130,20 @@ def test_tokens_the_host_dropped_are_not_gone_on_from(folder: Path, head: Path) 
     engine = device_engine(folder, head)
     whole = answers(engine, request(PROMPTS[0], max_tokens=TOKENS))[0]
     sequence = engine.submit(request(PROMPTS[0], max_tokens=TOKENS, draft="mtp", draft_tokens=2), NoText())
-    device = engine.device
-    assert device is not None
-    while device.flight is None:
+    slots = device_of(engine).slots
+    while not slots.occupants:
         engine.step()
-    engine.land(go_on=False)
-    (turn,) = engine._decide([sequence])
-    assert turn.decision.depth == 2
-    device.lanes.give([whole[len(sequence.answer) :][:2]])
-    device._depth = 2
-    device.launch([turn], 0.0, 0.0)
+    engine.settle()
+    (wish,) = engine._decide([sequence])
+    assert wish.decision.depth == 2
+    slots.give({0: whole[len(sequence.answer) :][:2]})
+    slots.occupants[0].held = 2
+    turn = engine._fit(wish)
+    assert turn is not None
+    engine._start(Plan([turn], [], 0.0))
     sequence.limit = len(sequence.tokens) + 1
-    engine.land(go_on=False)
-    assert sequence.finish_reason == "length" and device._stale
+    engine.settle()
+    assert sequence.finish_reason == "length" and slots.occupants[0].stale
     engine.resume(sequence, TOKENS - len(sequence.answer))
     finish(engine, [sequence])
     assert sequence.answer == whole
@@ -144,38 +159,38 @@ def test_a_sequence_that_comes_back_to_other_pages(folder: Path) -> None:
     engine.pause(sequence)
     before = list(sequence.cache.pages)
     sequence.cache.park()
-    taken = engine.pool.take(2)
+    taken = engine.pool.groups[0].take(2)
     engine.unpause(sequence)
     finish(engine, [sequence])
     assert sequence.answer == whole and sequence.cache.pages != before
-    engine.pool.give_back(taken)
+    engine.pool.groups[0].give_back(taken)
 
 
 @SLOW
 @torch.inference_mode()
 def test_the_head_reads_plain_rounds_later(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a plain stretch put by is what it would have read at once: its keys and values are the general way's."""
-    monkeypatch.setattr(unread, "RING", 8)
-    monkeypatch.setattr(device_round, "RING", 8)
+    monkeypatch.setattr(mtp_device, "RING", 8)
     wish = request(PROMPTS[0], max_tokens=12, draft="auto", temperature=0.8, seed=3)
     monkeypatch.setattr(Controller, "decide", lambda *_: PLAIN)
     found, reads = [], []
     for rounds in (True, False):
         engine = device_engine(folder, head, rounds=rounds)
-        drafter = engine.drafters["mtp"]
+        drafter = engine.drafters.by_name["mtp"]
         assert isinstance(drafter, MtpDrafter)
-        if engine.device is not None:
-            assert engine.device.unread is not None
-            reading = engine.device.unread.reading
-            monkeypatch.setattr(engine.device.unread, "reading", lambda *key: reads.append(key[1]) or reading(*key))  # noqa: B023
+        half = device_of(engine).half if rounds else None
+        if half is not None:
+            assert isinstance(half, mtp_device.MtpDeviceHalf)
+            reading = half._reading
+            monkeypatch.setattr(half, "_reading", lambda *key: reads.append(key[1]) or reading(*key))  # noqa: B023
         sequence = engine.submit(wish, NoText())
         while len(sequence.answer) < 10:
             engine.step()
-        engine.land(go_on=False)
-        if engine.device is not None:
-            assert engine.device.unread is not None and engine.device.unread.rounds
-            engine.device.leave()
-            assert not engine.device.unread.rounds and not engine.device.unread.behind.any()
+        engine.settle()
+        if half is not None:
+            assert half.behind_most
+            engine.executor.forget(sequence)
+            assert not half.behind_most and not half.behind.any()
         state = drafter._serve(sequence.id)
         assert drafter._make_room(state, 40, [state])
         drafter._catch_up([state])
@@ -193,18 +208,18 @@ def test_the_head_reads_plain_rounds_later(folder: Path, head: Path, monkeypatch
 @torch.inference_mode()
 def test_a_padded_prompt_gives_what_it_gives_alone(folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = device_engine(folder, head)
-    assert isinstance(engine.target, GraphedTarget)
-    capture = engine.target.graphs.capture
+    graphed_target = target_of(engine)
+    capture = graphed_target.graphs.capture
 
     def run_once(launch: Any) -> Any:
         launch()  # as a real capture does, with whatever the buffers hold
         return capture(launch)
 
-    monkeypatch.setattr(engine.target.graphs, "capture", run_once)
+    monkeypatch.setattr(graphed_target.graphs, "capture", run_once)
     engine.model.embedding[70] = float("nan")  # a token that spoils what it is near
     for length in (20, 5, 20, 8):
         found = []
-        for target in (engine.target, engine.model):
+        for target in (graphed_target, engine.model):
             cache = SequenceCache(engine.pool)
             cache.grow(length)
             prompt = [(9 if length < 20 else 60) + n for n in range(length)]
@@ -217,7 +232,7 @@ def test_a_padded_prompt_gives_what_it_gives_alone(folder: Path, head: Path, mon
         for padded, alone in zip(*found, strict=True):
             torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-5, equal_nan=True)
         assert torch.isfinite(found[0][0]).all() == (length != 20)
-    assert [count for count, _ in engine.target.prompts.passes] == [32, 16]
+    assert [count for count, _ in graphed_target.prompts.passes] == [32, 16]
 
 
 @torch.inference_mode()
@@ -226,10 +241,11 @@ def test_recurrent_layers_see_nothing_of_the_padding(tmp_path: Path, sparse: boo
     """Lengths on both sides of the convolution's window, one after another in one slot."""
     engine = device_engine(tiny_qwen(tmp_path, sparse=sparse), None, rounds=False)
     states = engine.pool.states
-    assert isinstance(engine.target, GraphedTarget) and isinstance(states, DeviceStates)
+    graphed_target = target_of(engine)
+    assert isinstance(states, DeviceStates)
     for length in (2, 20):
         found = []
-        for target in (engine.target, engine.model):
+        for target in (graphed_target, engine.model):
             cache = SequenceCache(engine.pool)
             cache.grow(length + 2)
             prompt = [length + n for n in range(length)]
@@ -238,14 +254,20 @@ def test_recurrent_layers_see_nothing_of_the_padding(tmp_path: Path, sparse: boo
             cache.commit(length)
             assert cache.slot is not None
             parts += [part for layer in states.copy(cache.slot, DEVICE).layers for part in (layer[0], layer[1][:3])]
-            output = engine.target.forward(make_pass([(cache, [7, 8])], last_only=False))
+            output = graphed_target.forward(make_pass([(cache, [7, 8])], last_only=False))
             found.append([*parts, output.logits.clone()])
             cache.commit(2)
             cache.release()
         for padded, alone in zip(*found, strict=True):
             torch.testing.assert_close(padded, alone, atol=5e-4, rtol=1e-3)
         assert found[0][2].any()
-    assert [count for count, _ in engine.target.prompts.passes] == [16, 32]
+    assert [count for count, _ in graphed_target.prompts.passes] == [16, 32]
+
+
+def target_of(engine: Engine) -> GraphedTarget:
+    host = engine.executor if isinstance(engine.executor, HostExecutor) else device_of(engine).host
+    assert isinstance(host.target, GraphedTarget)
+    return host.target
 
 
 def pages_of(engine: Engine) -> list[tuple[torch.Tensor, int]]:
@@ -268,19 +290,22 @@ def test_drafts_need_room_in_the_pages(folder: Path, head: Path, monkeypatch: py
         engine.submit(request(prompt, max_tokens=None, **arm, **options), NoText())
         for prompt, arm in zip(prompts, arms, strict=True)
     ]
-    device, tight = engine.device, both[1]
-    assert device is not None
-    monkeypatch.setattr(device, "_goes_on", lambda *_: False)  # one round a step
+    device, tight = device_of(engine), both[1]
+    monkeypatch.setattr(device, "can_repeat", lambda *_: False)  # nothing is repeated before it was delivered
     monkeypatch.setattr(Controller, "decide", lambda *_: PLAIN)
     while tight.cache.length < PAGE - 1:
         engine.step()
+    engine.settle()
     assert tight.cache.length == PAGE - 1 and len(tight.cache.pages) == 1
-    device.lanes.give([answer[len(s.answer) :][:2] for s, answer in zip(both, plain, strict=True)])
-    device._depth = 2
-    wishes = [engine._fit(Turn(s, wish, NOTHING)) for s, wish in zip(both, (Decision("mtp", 2), PLAIN), strict=True)]
-    device.launch([turn for turn in wishes if turn is not None], 0.0, 0.0)
-    engine.land(go_on=True)
-    assert tight.cache.length == PAGE and both[0].counters.accepted >= 2
+    slots = device.assignment.assign(both)
+    device.slots.give({slot: a[len(s.answer) :][:2] for slot, s, a in zip(slots, both, plain, strict=True)})
+    for occupant in device.slots.occupants.values():
+        occupant.held = 2
+    accepted = both[0].counters.accepted
+    turns = [engine._fit(Wish(s, wish, [])) for s, wish in zip(both, (Decision("mtp", 2), PLAIN), strict=True)]
+    engine._start(Plan([turn for turn in turns if turn is not None], [], 0.0))
+    engine.settle()
+    assert tight.cache.length == PAGE and both[0].counters.accepted >= accepted + 2
     while any(len(s.answer) < 6 for s in both):
         engine.step()
     assert [s.answer[:6] for s in both] == plain
@@ -293,21 +318,19 @@ def test_an_interrupted_capture_loses_nothing(
     folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """While the head catches up, or before a round of another shape: the next step goes on."""
-    monkeypatch.setattr(unread, "RING", 4)
-    monkeypatch.setattr(device_round, "RING", 4)
+    monkeypatch.setattr(mtp_device, "RING", 4)
     prompt, options = [5, 6, 7], {"max_tokens": 9, "temperature": 0.8, "seed": 8}
     engine = device_engine(folder, head)
     plain = answers(engine, request(prompt, **options))[0]
     decisions = iter([PLAIN] * 3 + [Decision("mtp", 2)] * (where == "round") + [PLAIN] * 20)
     monkeypatch.setattr(Controller, "decide", lambda *_: next(decisions))
-    device, interrupted = engine.device, []
-    assert device is not None and device.unread is not None
-    place, name = (device.unread, "reading") if where == "read" else (device.graphs, "capture")
+    device, interrupted = device_of(engine), []
+    place, name = (device.half, "_reading") if where == "read" else (device.rounds.graphs, "capture")
     usual = getattr(place, name)
 
     def idle() -> bool:
         """The lanes were cleared for the capture of a second shape."""
-        return any(shape.headed for shape in device.rounds) and not device.lanes.live.any()
+        return any(shape.followed for shape in device.rounds) and not device.slots.live.any()
 
     def once(*args: Any) -> Any:
         if not interrupted and (len(sequence.answer) > 3 if where == "read" else sequence.answer and idle()):
@@ -349,8 +372,7 @@ def test_an_interrupt_while_a_round_lands_for_a_pause(folder: Path) -> None:
     sink = Impatient()
     sink.pressed = True
     sequence = engine.submit(wish, sink)
-    assert engine.device is not None
-    while len(sequence.answer) < 2 or engine.device.flight is None:
+    while len(sequence.answer) < 2 or engine._ticket is None:
         engine.step()
     sink.pressed = False
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -369,7 +391,7 @@ def test_a_head_leaves_the_table_of_angles_where_graphs_read_it(tmp_path: Path) 
     checkpoint = open_checkpoint(path)
     decoder = build(checkpoint, CudaKernels(DEVICE), DEVICE, torch.float32, NullProgress())
     pool = PagePool.for_model(decoder.config, 60, PAGE, torch.float32, DEVICE, slots=2, on_device=True)
-    graphed_target(decoder, pool, 1024)
+    graphed(decoder, pool, 1024)
     (kind,) = decoder.config.ropes
     table, head = decoder.rope[kind].cos, decoder.native_head()
     assert head is not None and head.rope is decoder.rope
@@ -379,12 +401,10 @@ def test_a_head_leaves_the_table_of_angles_where_graphs_read_it(tmp_path: Path) 
         decoder.rope.reserve(4096)
 
 
-def test_plain_rounds_that_draft_tell_what_plain_decoding_costs(folder: Path) -> None:
+def test_plain_rounds_that_draft_tell_what_plain_decoding_costs() -> None:
     costs = CostTable()
     costs.learn(None, 0, 1, 0.0, 0.01)
     costs.learn_draft("mtp", 3, 0.004)
-    turn = Turn(device_engine(folder, None).submit(request(PROMPTS[0]), NoText()), PLAIN, NOTHING)
-    flight = Flight([turn], Shape(1, 1, True, False, 3), [0], 0.0, 0.0, 0.0, 0.0, torch.zeros(0), [], 0, True)
     for _ in range(60):
-        learn_costs(costs, flight, 0.024)
+        costs.learn_round(RoundTime(1, 1, 0.024, inside=("mtp", 3)))
     assert abs(costs.pass_seconds(1) - 0.024 / 1.4) < 0.001  # four steps of drafting take 0.4 of it

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.bench import command
+from forerun.bench.suites import work
 from forerun.bench.workloads import ANSWER_TOKENS
 from forerun.cli.main import main
 
@@ -39,7 +39,7 @@ def test_the_commands_run(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where pictures go
-    monkeypatch.setattr(command, "PAIRS", 1)  # a benchmark of seconds, not of minutes
+    monkeypatch.setattr(work, "PAIRS", 1)  # a benchmark of seconds, not of minutes
     for name in ANSWER_TOKENS:
         monkeypatch.setitem(ANSWER_TOKENS, name, 4)
     assert main(shlex.split(line)[1:]) == 0

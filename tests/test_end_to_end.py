@@ -215,7 +215,7 @@ def test_a_request_without_a_seed_gets_one(model: LanguageModel) -> None:
     [
         ("forerun.loading.run_probe", "GiB free: free some"),
         ("forerun.loading.load_head", "the GPU is out of memory"),
-        ("forerun.engine.engine.Engine.step", "the GPU is out of memory"),
+        ("forerun.engine.host.HostExecutor.start", "the GPU is out of memory"),
     ],
 )
 def test_memory_that_runs_out_is_said_in_one_line(

@@ -135,7 +135,7 @@ def test_garbage_truth_and_exceptions_from_a_drafter(models: tuple[Decoder, Deco
         "raises": boom,
     }
     for name, script in scripts.items():
-        machine.drafters["lookup"] = Scripted(script)
+        machine.drafters.by_name["lookup"] = Scripted(script)
         (other,) = run(machine, request(prompt, draft="lookup"))
         assert other.answer == plain.answer, name
         if name == "truth":
@@ -149,7 +149,7 @@ def test_limits_inside_a_round(models: tuple[Decoder, Decoder]) -> None:
     prompt = prompts(1)[0]
     (plain,) = run(machine, request(prompt, max_tokens=30))
     truth = Scripted(lambda text, depth: plain.tokens[len(text) : len(text) + depth])
-    machine.drafters["lookup"] = truth
+    machine.drafters.by_name["lookup"] = truth
     for length in range(1, 12):
         (cut,) = run(machine, request(prompt, max_tokens=length, draft="lookup", draft_tokens=7))
         assert (cut.answer, cut.finish_reason) == (plain.answer[:length], "length")
@@ -193,7 +193,7 @@ def test_cancellation_at_every_step_frees_everything(models: tuple[Decoder, Deco
         for sequence in sequences:
             machine.release(sequence)
         machine.pool.check([])
-        drafter = machine.drafters["model"]
+        drafter = machine.drafters.by_name["model"]
         assert drafter.pool.free == drafter.pool.count  # type: ignore[attr-defined]
         assert machine.scheduler.idle
 

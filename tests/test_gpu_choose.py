@@ -11,7 +11,7 @@ import triton.language as tl
 from forerun.kernels.gpu import choosing
 from forerun.kernels.gpu.choosing import UNDECIDED, _gumbel, _gumbel_bound, choose_tokens, scratch_for
 from forerun.kernels.gpu.committing import accept
-from forerun.kernels.gpu.keeping import keep
+from forerun.kernels.gpu.feature_ring import keep
 from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, portable, reference
 from forerun.sample.acceptance import accept_coupled
 

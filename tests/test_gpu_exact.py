@@ -34,13 +34,13 @@ BATCHES, WIDTHS = (1, 2, 7, 16, 17, 32, 64), (1, 2, 5, 8, 16)
 @pytest.mark.parametrize("shape", list(FEW_LAYERS))
 def test_rows_keep_their_bits_in_real_shapes(shape: str) -> None:
     """Every lane at every width against the same rows one at a time; the lanes between have another text and length."""
-    from forerun.engine.on_device import graphed_target
+    from forerun.loading import graphed
 
     machine = plan_machine("cuda", "bfloat16", "none")
     checkpoint = RandomCheckpoint(SHAPES[shape] | {"num_hidden_layers": FEW_LAYERS[shape]}, machine.device)
     model = build(checkpoint, machine.kernels, machine.device, machine.dtype, NullProgress())
     pool = PagePool.for_model(model.config, 200, 64, machine.dtype, machine.device, slots=65, on_device=True)
-    target = graphed_target(model, pool, 512)
+    target = graphed(model, pool, 512)
     texts = [[(37 * n + 11) % 1000 for n in range(57)], [(91 * n + 3) % 1000 for n in range(140)]]
     rows = [[(13 * n + 5) % 1000 for n in range(16)], [(17 * n + 9) % 1000 for n in range(16)]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import passes
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from forerun.cache.device_recurrent import DeviceStates
 from forerun.cache.recurrent import StateSlots
 from forerun.kernels.gpu import recurrent, recurrent_prefill
-from forerun.kernels.interface import Decay, DeltaLayout, Grid, Span
+from forerun.kernels.interface import Decay, DeltaLayout, PassRows
 from forerun.kernels.reference import ReferenceKernels
 
 pytestmark = pytest.mark.kernels
@@ -25,7 +26,6 @@ SHORT = DeltaLayout(key_heads=1, value_heads=2, key_size=16, value_size=16, wind
 ONE = DeltaLayout(key_heads=1, value_heads=1, key_size=16, value_size=12, window=6)
 LARGE = DeltaLayout(key_heads=16, value_heads=32, key_size=128, value_size=128, window=4)
 SPLIT = [SHORT, BLOCKS] if SLOW else [SHORT, BLOCKS, HEADS, LARGE]
-NOWHERE = torch.zeros(0, dtype=torch.int32, device=DEVICE)
 CLOSE = {torch.float32: (2e-5, 1e-4), torch.bfloat16: (2e-2, 2e-2)}
 
 
@@ -63,12 +63,12 @@ class Recurrence:
         wide = torch.cat([torch.nn.functional.pad(gates, (1, 2)) for _, gates in pairs])[:, 1:-2]
         x = torch.cat([x for x, _ in pairs])
         slots = torch.tensor([slot for slot, _, _ in work], dtype=torch.int32, device=DEVICE)
-        grid = Grid(width, torch.zeros_like(slots), torch.zeros(len(work), 1, dtype=torch.int32, device=DEVICE), slots)
-        out = recurrent.recurrence(x, wide, self.layout, grid, self.layer, self.weight, self.decay)
+        rows = PassRows.uniform(width, torch.zeros_like(slots), [], slots)
+        out = recurrent.recurrence(x, wide, self.layout, rows, self.layer, self.weight, self.decay)
         return out.unflatten(0, (len(work), width))
 
     def commit(self, slot: int, count: int) -> None:
-        self.states.commit(self.states.decode_span(slot), count)
+        self.states.commit(slot, None, count)
 
 
 class Oracle(Recurrence):
@@ -81,11 +81,11 @@ class Oracle(Recurrence):
 
     def pass_over(self, sequence: int, first: int, count: int, keep: int) -> Tensor:
         x, gates = self.inputs(sequence, first, count)
-        spans = [Span(0, count, first, NOWHERE, self.slots.span(0, count))]
-        mixed = self.kernels.convolve(x, self.layout, spans, 0, self.weight)
-        out = self.kernels.delta_rule(mixed, gates, self.layout, spans, 0, self.decay, prefill=False)
-        assert spans[0].state is not None
-        self.slots.commit(spans[0].state, keep)
+        staged = self.slots.stage(0, count, prefill=False)
+        rows = passes.recurrent([(0, count)], self.slots.layers, staged, DEVICE)
+        mixed = self.kernels.convolve(x, self.layout, rows, 0, self.weight)
+        out = self.kernels.delta_rule(mixed, gates, self.layout, rows, 0, self.decay, prefill=False)
+        self.slots.commit(0, staged, keep)
         return out
 
 
@@ -177,12 +177,13 @@ def test_only_the_slot_of_a_pass_changes() -> None:
 
 def prefill(recurrence: Recurrence, slot: int, first: int, count: int, keep: bool = True) -> Tensor:
     x, gates = recurrence.inputs(0, first, count)
-    spans = [Span(0, count, first, NOWHERE, recurrence.states.span(slot, count))]
-    mixed = recurrent_prefill.convolve(x, recurrence.layout, spans, 1, recurrence.weight)
-    out = recurrent_prefill.delta_rule(mixed, gates, recurrence.layout, spans, 1, recurrence.decay)
-    assert spans[0].state is not None and spans[0].state.staged is not None
-    spans[0].state.staged.state[0], spans[0].state.staged.inputs[0] = 0, 0  # the layer that does not run
-    recurrence.states.commit(spans[0].state, count if keep else 0)
+    staged = recurrence.states.stage(slot, count, prefill=True)
+    assert staged is not None
+    rows = passes.recurrent([(slot, count)], recurrence.states.layers, staged, DEVICE)
+    mixed = recurrent_prefill.convolve(x, recurrence.layout, rows, 1, recurrence.weight)
+    out = recurrent_prefill.delta_rule(mixed, gates, recurrence.layout, rows, 1, recurrence.decay)
+    staged.state[0], staged.inputs[0] = 0, 0  # the layer that does not run
+    recurrence.states.commit(slot, staged, count if keep else 0)
     return out
 
 
@@ -216,8 +217,8 @@ def test_a_slot_comes_back_from_host_memory_elsewhere() -> None:
     states.put(other, parked)
     assert torch.equal(recurrence.run([(other, 0, 3)], 2), expected)
     with pytest.raises(AssertionError, match="nothing is left to replay"):
-        states.span(other, 4)
-    assert states.span(slot, 4).staged is not None
+        states.stage(other, 4, prefill=True)
+    assert states.stage(slot, 4, prefill=True) is not None
 
 
 def test_slots_are_counted() -> None:

@@ -13,7 +13,9 @@ from tiny import tiny_model
 
 import forerun
 from forerun.engine.interrupts import interrupts_held
+from forerun.engine.plan import Plan
 from forerun.engine.sequence import Status
+from forerun.engine.warmup import warm_up
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import NullProgress
 
@@ -127,12 +129,12 @@ def test_interrupted_measurements_leave_nothing_behind(
 ) -> None:
     machine = engine(models[0], draft_model=models[1])
 
-    def impatient() -> None:
+    def impatient(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(machine, "_round", impatient)
+    monkeypatch.setattr(machine, "_schedule", impatient)
     with pytest.raises(KeyboardInterrupt):
-        machine.warm_up(False, NullProgress())
+        warm_up(machine, False, NullProgress())
     assert not machine.scheduler.active
     machine.pool.check([])
 
@@ -161,18 +163,18 @@ def test_the_answer_has_all_the_round_gave(tmp_path: Path, monkeypatch: pytest.M
     plain = forerun.generate(model, PROMPT, max_tokens=30, draft="off", raw=True)
     with forerun.stream(model, PROMPT, max_tokens=30, draft="off", raw=True) as answer:
         shown = [next(answer).text for _ in range(2)]
-        whole = model.engine._round
+        whole = model.engine._schedule
 
-        def impatient() -> None:
+        def impatient(began: float) -> Plan:
             signal.raise_signal(signal.SIGINT)
-            whole()
+            return whole(began)
 
-        monkeypatch.setattr(model.engine, "_round", impatient)
+        monkeypatch.setattr(model.engine, "_schedule", impatient)
         with pytest.raises(KeyboardInterrupt):
             next(answer)
         response = answer.response()
         assert response.completion_tokens == 3 == len(response.tokens)
         shown += [chunk.text for chunk in answer.ready_chunks()]
         assert len(shown) == 3 and "".join(shown) == response.text == answer.response().text
-        monkeypatch.setattr(model.engine, "_round", whole)
+        monkeypatch.setattr(model.engine, "_schedule", whole)
         assert "".join([*shown, *(chunk.text for chunk in answer)]) == plain.text

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from passes import one_sequence, ragged
 from torch import Tensor
 
 from forerun.engine.probe import ProductProbe, cancelling_rows
 from forerun.kernels.cpu import CpuKernels
-from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, HeadNorms, LayerPages, Span
+from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, HeadNorms, LayerPages, PassRows
 from forerun.kernels.matrix import Matrix
 from forerun.kernels.reference import ReferenceKernels
 
@@ -95,87 +96,81 @@ def test_norms_and_activations(width: int) -> None:
             assert torch.equal(kernels.silu_mul(both[one]), kernels.silu_mul(both)[one])
 
 
-def attention_case(size: int, seed: int = 0) -> tuple[HeadLayout, LayerPages, list[Span], Tensor]:
+def attention_case(size: int, seed: int = 0) -> tuple[HeadLayout, LayerPages, PassRows, Tensor]:
     """Three sequences of different lengths; one of them crosses a page inside its rows."""
     layout = HeadLayout(6, 2, size)
     layer = LayerPages(random(12, 2, size, PAGE, seed=seed), random(12, 2, PAGE, size, seed=seed + 1))
-    tables = [[3, 1], [7, 2, 5, 0], [4]]
-    spans, start = [], 0
-    for table, position, count in zip(tables, [6, 25, 0], [5, 4, 1], strict=True):
-        spans.append(Span(start, count, position, torch.tensor(table, dtype=torch.int32)))
-        start += count
-    return layout, layer, spans, random(start, layout.width, seed=seed + 2)
+    rows = ragged([5, 4, 1], [6, 25, 0], [[3, 1], [7, 2, 5, 0], [4]])
+    return layout, layer, rows, random(10, layout.width, seed=seed + 2)
 
 
 @pytest.mark.parametrize("size", [12, 16, 20, 64])
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (5, 0.0), (11, 0.0), (0, 2.0), (5, 30.0)])
 def test_attention_agrees_and_keeps_bits(size: int, window: int, softcap: float) -> None:
-    layout, layer, spans, qkv = attention_case(size)
+    layout, layer, rows, qkv = attention_case(size)
     fast, slow = CpuKernels(False), ReferenceKernels()
     twin = LayerPages(layer.keys.clone(), layer.values.clone())
-    cos, sin = random(len(qkv), size // 2, seed=8), random(len(qkv), size // 2, seed=9)
+    angles = Angles(random(30, size // 2, seed=8), random(30, size // 2, seed=9))
     turned = qkv.clone()
-    fast.rotate(qkv, 0, 8, size, cos, sin)
-    slow.rotate(turned, 0, 8, size, cos, sin)
+    fast.rotate(qkv, 0, 8, size, rows, angles)
+    slow.rotate(turned, 0, 8, size, rows, angles)
     torch.testing.assert_close(qkv, turned, atol=1e-5, rtol=1e-5)
-    fast.store(qkv, layout, spans, layer)
-    slow.store(qkv, layout, spans, twin)
+    fast.store(qkv, layout, rows, layer)
+    slow.store(qkv, layout, rows, twin)
     assert torch.equal(layer.keys, twin.keys) and torch.equal(layer.values, twin.values)
     spec = AttentionSpec(layout, window, softcap=softcap)
-    out = fast.attention(qkv, spec, spans, layer, False)
-    torch.testing.assert_close(out, slow.attention(qkv, spec, spans, layer, False), atol=1e-5, rtol=1e-5)
-    for span in spans:  # a row alone: same bits, whoever ran beside it
-        for offset in range(span.count):
-            row = span.start + offset
-            alone = [Span(0, 1, span.position + offset, span.pages)]
-            single = fast.attention(qkv[row : row + 1].clone(), spec, alone, layer, False)
-            assert torch.equal(single[0], out[row])
-    for span in spans:  # the prefill form is another routine for the same maths
-        rows = qkv[span.start : span.start + span.count]
-        chunk = fast.attention(rows, spec, [Span(0, span.count, span.position, span.pages)], layer, True)
-        torch.testing.assert_close(chunk, out[span.start : span.start + span.count], atol=1e-5, rtol=1e-5)
+    out = fast.attention(qkv, spec, rows, layer, False)
+    torch.testing.assert_close(out, slow.attention(qkv, spec, rows, layer, False), atol=1e-5, rtol=1e-5)
+    for sequence, start, count in rows.spans():  # a row alone: same bits, whoever ran beside it
+        for offset in range(count):
+            row = slice(start + offset, start + offset + 1)
+            single = fast.attention(qkv[row].clone(), spec, one_sequence(rows, sequence, offset, 1), layer, False)
+            assert torch.equal(single, out[row])
+    for sequence, start, count in rows.spans():  # the prefill form is another routine for the same maths
+        here = slice(start, start + count)
+        chunk = fast.attention(qkv[here], spec, one_sequence(rows, sequence), layer, True)
+        torch.testing.assert_close(chunk, out[here], atol=1e-5, rtol=1e-5)
 
 
 def test_what_lies_beyond_a_row_does_not_reach_it() -> None:
     """NaN in slots that are not yet written must not leak through a masked product."""
-    layout, layer, spans, qkv = attention_case(16)
+    layout, layer, rows, qkv = attention_case(16)
     kernels = CpuKernels(False)
-    clean = kernels.attention(qkv, AttentionSpec(layout), spans, layer, False)
-    first = spans[0]
-    end = first.position + first.count
-    layer.keys[int(first.pages[end // PAGE]), :, :, end % PAGE :] = float("nan")
-    layer.values[int(first.pages[end // PAGE]), :, end % PAGE :] = float("nan")
-    assert torch.equal(kernels.attention(qkv, AttentionSpec(layout), spans, layer, False), clean)
+    clean = kernels.attention(qkv, AttentionSpec(layout), rows, layer, False)
+    page, slot = divmod(6 + 5, PAGE)  # the first sequence ends there
+    layer.keys[int(rows.block_tables[0][0, page]), :, :, slot:] = float("nan")
+    layer.values[int(rows.block_tables[0][0, page]), :, slot:] = float("nan")
+    assert torch.equal(kernels.attention(qkv, AttentionSpec(layout), rows, layer, False), clean)
 
 
 @pytest.mark.parametrize("kernels", [CpuKernels(False), ReferenceKernels()], ids=lambda kernels: kernels.name)
 @pytest.mark.parametrize("how", [{}, {"scale": 1.0}, {"scale": 0.5, "softcap": 1.5, "window": 7}])
 def test_the_maths_of_attention(kernels: ReferenceKernels, how: dict[str, float]) -> None:
     """Against a softmax written out, in decode and in prefill, with the keys of a layer that has fewer heads."""
-    layout, layer, spans, qkv = attention_case(16)
+    _, layer, rows, qkv = attention_case(16)
     queries = HeadLayout(4, 0, 16)
     spec = AttentionSpec(queries, **how)  # type: ignore[arg-type]
     qkv = qkv[:, : queries.width].contiguous()
     before = LayerPages(layer.keys.clone(), layer.values.clone())
-    angles = Angles(random(len(qkv), 8, seed=8), random(len(qkv), 8, seed=9))
-    kernels.place(qkv, queries, spans, layer, angles, HeadNorms(random(16), random(16), 1e-6))
+    angles = Angles(random(30, 8, seed=8), random(30, 8, seed=9))
+    kernels.place(qkv, queries, rows, layer, angles, HeadNorms(random(16), random(16), 1e-6))
     assert torch.equal(layer.keys, before.keys) and torch.equal(layer.values, before.values), "queries store nothing"
-    out = kernels.attention(qkv, spec, spans, layer, False)
-    for span in spans:
-        rows = slice(span.start, span.start + span.count)
-        alone = [Span(0, span.count, span.position, span.pages)]
-        prefill = kernels.attention(qkv[rows], spec, alone, layer, True)
-        torch.testing.assert_close(prefill, out[rows], atol=1e-5, rtol=1e-5)
-        keys = torch.cat([layer.keys[page] for page in span.pages.tolist()], dim=2)  # [kv heads, size, length]
-        values = torch.cat([layer.values[page] for page in span.pages.tolist()], dim=1)
-        for offset in range(span.count):
-            at = span.position + offset
+    out = kernels.attention(qkv, spec, rows, layer, False)
+    for sequence, start, count in rows.spans():
+        here = slice(start, start + count)
+        prefill = kernels.attention(qkv[here], spec, one_sequence(rows, sequence), layer, True)
+        torch.testing.assert_close(prefill, out[here], atol=1e-5, rtol=1e-5)
+        pages = rows.block_tables[0][sequence].tolist()
+        keys = torch.cat([layer.keys[page] for page in pages], dim=2)  # [kv heads, size, length]
+        values = torch.cat([layer.values[page] for page in pages], dim=1)
+        for offset in range(count):
+            at = int(rows.position[sequence]) + offset
             seen = slice(max(0, at + 1 - spec.window) if spec.window else 0, at + 1)
-            for head, query in enumerate(qkv[span.start + offset].view(4, 16)):
+            for head, query in enumerate(qkv[start + offset].view(4, 16)):
                 scores = query @ keys[head // 2][:, seen] * (spec.scale or 0.25)
                 scores = spec.softcap * torch.tanh(scores / spec.softcap) if spec.softcap else scores
                 expected = scores.softmax(-1) @ values[head // 2][seen]
-                mine = out[span.start + offset, 16 * head : 16 * head + 16]
+                mine = out[start + offset, 16 * head : 16 * head + 16]
                 torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from passes import recurrent
 from torch import Tensor
 
 from forerun.cache.recurrent import StateSlots
@@ -14,13 +15,12 @@ from forerun.kernels import compiled_recurrent as compiled
 from forerun.kernels import prefill as chunked
 from forerun.kernels import reference_recurrent
 from forerun.kernels.cpu import CpuKernels
-from forerun.kernels.interface import Decay, DeltaLayout, Expert, Span
+from forerun.kernels.interface import Decay, DeltaLayout, Expert
 from forerun.kernels.reference import ReferenceKernels
 
 CPU = torch.device("cpu")
 LAYOUT = DeltaLayout(key_heads=2, value_heads=6, key_size=13, value_size=21, window=4)
 WIDE = DeltaLayout(key_heads=1, value_heads=2, key_size=8, value_size=200, window=3)
-NOWHERE = torch.zeros(0, dtype=torch.int32)
 Body = CpuKernels | ReferenceKernels
 
 
@@ -43,16 +43,13 @@ class Recurrence:
 
     def run(self, work: list[tuple[int, Tensor, Tensor]], keep: int | None, prefill: bool = False) -> Tensor:
         """Rows of several slots in one pass."""
-        spans, start = [], 0
-        for slot, x, _ in work:
-            spans.append(Span(start, len(x), 0, NOWHERE, self.slots.span(slot, len(x))))
-            start += len(x)
+        staged = [self.slots.stage(slot, len(x), prefill) for slot, x, _ in work]
+        rows = recurrent([(slot, len(x)) for slot, x, _ in work], self.slots.layers, staged[0], CPU)
         x, gates = (torch.cat([part[place] for part in work]) for place in (1, 2))
-        mixed = self.kernels.convolve(x, self.layout, spans, 0, self.weight)
-        out = self.kernels.delta_rule(mixed, gates, self.layout, spans, 0, self.decay, prefill)
-        for span in spans:
-            assert span.state is not None
-            self.slots.commit(span.state, span.count if keep is None else keep)
+        mixed = self.kernels.convolve(x, self.layout, rows, 0, self.weight)
+        out = self.kernels.delta_rule(mixed, gates, self.layout, rows, 0, self.decay, prefill)
+        for (slot, mine, _), stage in zip(work, staged, strict=True):
+            self.slots.commit(slot, stage, len(mine) if keep is None else keep)
         return out
 
 

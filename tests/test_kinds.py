@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.bench.workloads import load_workloads
-from forerun.engine.kinds import kind_of, repeated
+from forerun.policy.kinds import kind_of, repeated
 
 
 def words(text: str) -> list[int]:

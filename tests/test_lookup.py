@@ -167,3 +167,14 @@ def test_a_draft_continues_an_earlier_occurrence(text: list[int], depth: int) ->
     whole = text + drafted
     assert len(drafted) == depth
     assert any(whole[end + 1 : end + 1 + depth] == drafted for end in occurrences(text, length))
+
+
+def test_ready_counts_tokens_that_are_not_indexed_yet() -> None:
+    lookup = Lookup()
+    lookup.open(7, [1, 2, 3, 4])
+    lookup.observe(7, [9])
+    assert lookup.ready(7) == 0
+    lookup.observe(7, [1, 2, 3])
+    assert lookup.ready(7) == 3
+    lookup.observe(7, [8])
+    assert lookup.ready(7) == 0  # and not what matched before

@@ -75,7 +75,7 @@ def test_logits_agree_with_transformers(case: str, kernels: CpuKernels | Referen
     tokens = torch.randint(0, 250, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.tensor([tokens])).logits[0]
     model = load(folder, kernels)
-    pool = PagePool(model.config.layout, len(model.config.layers), 16, 8, torch.float32, torch.device("cpu"))
+    pool = PagePool(model.config.attention, 16, 8, torch.float32, torch.device("cpu"))
     whole = run(model, SequenceCache(pool), tokens, prefill=True)
     torch.testing.assert_close(whole, oracle, atol=1e-4, rtol=0)
     # Chunked prefill, then steps of width 1, 4 and the rest, over page borders.

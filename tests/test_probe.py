@@ -13,7 +13,7 @@ from torch import Tensor
 import forerun
 from forerun.engine.probe import RowCounts, probe
 from forerun.kernels.cpu import CpuKernels
-from forerun.kernels.interface import AttentionSpec, LayerPages, Span
+from forerun.kernels.interface import AttentionSpec, LayerPages, PassRows
 from forerun.kernels.matrix import Matrix
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
@@ -56,11 +56,9 @@ class WideProduct(ReferenceKernels):
 class LeakyAttention(ReferenceKernels):
     """A row that looks at the longest sequence of the batch."""
 
-    def attention(
-        self, qkv: Tensor, spec: AttentionSpec, spans: list[Span], layer: LayerPages, prefill: bool
-    ) -> Tensor:
-        out = super().attention(qkv, spec, spans, layer, prefill)
-        return out * (1 + 1e-6 * (len(spans) - 1))
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
+        out = super().attention(qkv, spec, rows, layer, prefill)
+        return out * (1 + 1e-6 * (len(rows.position) - 1))
 
 
 def test_a_product_that_changes_bits_is_found(folder: Path) -> None:

@@ -21,6 +21,7 @@ from forerun.draft.mtp import MtpDrafter
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
+from forerun.kernels.interface import AttentionSpec
 from forerun.kernels.matrix import FloatMatrix
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.layers.decoder import Decoder
@@ -81,7 +82,7 @@ def test_the_head_agrees_with_its_twin(layout: str, kernels: Any, tmp_path: Path
     tokens = torch.randint(0, 250, (30,), generator=generator)
     hidden = torch.randn(30, 48, generator=generator)
     expected = Twin(oracle, head_tensors(oracle, fused=True))(hidden, tokens)
-    cache, parts, start = SequenceCache(PagePool(head.layout, 1, 8, 8, torch.float32, CPU)), [], 0
+    cache, parts, start = SequenceCache(PagePool([AttentionSpec(head.layout)], 8, 8, torch.float32, CPU)), [], 0
     cache.grow(30)
     for stop, prefill in [(11, True), (20, True), (21, False), (24, False), (30, False)]:
         batch = make_pass([(cache, tokens[start:stop].tolist())], last_only=False, prefill=prefill)
@@ -149,7 +150,9 @@ def model(trained: tuple[Path, Decoder]) -> Decoder:
 def with_head(model: Decoder) -> Engine:
     machine = engine(model)
     head = native(model)
-    machine.drafters["mtp"] = MtpDrafter(head, PagePool(head.layout, 1, 400, PAGE, torch.float32, CPU), VOCAB, CHUNK)
+    machine.drafters.by_name["mtp"] = MtpDrafter(
+        head, PagePool([AttentionSpec(head.layout)], 400, PAGE, torch.float32, CPU), VOCAB, CHUNK
+    )
     return machine
 
 

@@ -9,6 +9,7 @@ import torch
 from engines import CPU, VOCAB, NoText, Scripted, decoder, engine, finish, pool_for, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from passes import recurrent
 from test_rollback import contents
 from tiny_qwen import tiny_qwen
 
@@ -45,13 +46,14 @@ def state_of(model: Decoder, cache: SequenceCache) -> list[torch.Tensor]:
     states = cache.pool.states
     assert states is not None and cache.slot is not None
     mark = cache.snapshot()
-    span = cache.span(0, 0)
+    cache.begin(0, prefill=False)
+    rows = recurrent([(cache.slot, 0)], states.layers, None, CPU)
     for block in model.layers:
         mixer = block.mixer
         if isinstance(mixer, DeltaMixer):
             layout = mixer.layout
             mixed, gates = torch.empty(0, layout.width), torch.empty(0, 2 * layout.value_heads)
-            model.kernels.recurrence(mixed, gates, layout, [span], mixer.index, mixer.convolution, mixer.decay, False)
+            model.kernels.recurrence(mixed, gates, layout, rows, mixer.index, mixer.convolution, mixer.decay, False)
     found = []
     for layer in states.layers:
         found += [layer.state[cache.slot].clone(), layer.inputs[cache.slot, :3].clone()]
@@ -89,7 +91,7 @@ def truth_then_garbage(tokens: list[int], rounds: Rounds) -> Any:
 def test_states_equal_a_plain_run_after_every_round(model: Decoder, plain: Any, rounds: Rounds) -> None:
     tokens, states, expected = plain
     machine = engine(model)
-    machine.drafters["lookup"] = Scripted(truth_then_garbage(tokens, rounds))
+    machine.drafters.by_name["lookup"] = Scripted(truth_then_garbage(tokens, rounds))
     sequence = machine.submit(request(PROMPT, max_tokens=ANSWER, draft="lookup", draft_tokens=15), NoText())
     with torch.inference_mode():
         while sequence.status is not Status.FINISHED:
@@ -110,7 +112,7 @@ def test_same_tokens_in_mixed_batches(model: Decoder, plain: Any, rounds: Rounds
     sampled = {"temperature": 0.9, "seed": 3, "max_tokens": 30}
     (alone,) = run(engine(model), request(PROMPT[::-1], **sampled))
     machine = engine(model)
-    machine.drafters["model"] = Scripted(truth_then_garbage(tokens, rounds), name="model")
+    machine.drafters.by_name["model"] = Scripted(truth_then_garbage(tokens, rounds), name="model")
     asked = [
         request(PROMPT, max_tokens=ANSWER),
         request(PROMPT, max_tokens=ANSWER, draft="lookup"),
@@ -185,8 +187,8 @@ def test_the_probe_finds_a_replay_that_changes_bits(model: Decoder, monkeypatch:
 
     whole = StateSlots.commit
 
-    def careless(self: StateSlots, state: Any, count: int) -> None:
-        whole(self, state, count if state.staged is not None else max(0, count - 1))
+    def careless(self: StateSlots, slot: int, staged: Any, count: int) -> None:
+        whole(self, slot, staged, count if staged is not None else max(0, count - 1))
 
     monkeypatch.setattr(StateSlots, "commit", careless)
     assert not probe(model, pool_for(model), [4]).guaranteed

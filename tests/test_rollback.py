@@ -31,7 +31,7 @@ def plain(model: Decoder) -> tuple[list[int], torch.Tensor]:
 
 def contents(sequence: Sequence, length: int) -> torch.Tensor:
     """All keys and values of the first `length` tokens, [layers, 2, kv heads, size, length]."""
-    pages = sequence.cache.table.long()
+    pages = sequence.cache.tables[0].long()
     parts = []
     for layer in sequence.cache.pool.layers:
         keys = layer.keys[pages].permute(1, 2, 0, 3).flatten(2)
@@ -54,7 +54,7 @@ def test_caches_equal_a_fresh_run_after_every_round(
         return [*truth, *[(t + 1) % VOCAB for t in tokens[len(text) + right : len(text) + right + wrong]]]
 
     machine = engine(model)
-    machine.drafters["lookup"] = Scripted(script)
+    machine.drafters.by_name["lookup"] = Scripted(script)
     sequence = machine.submit(request(PROMPT, max_tokens=60, draft="lookup", draft_tokens=15), NoText())
     with torch.inference_mode():
         while sequence.status is not Status.FINISHED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import random
@@ -15,10 +16,9 @@ from tiny import tiny_tokenizer
 from forerun.errors import ForerunError
 from forerun.text.chat import encode_prompt
 from forerun.train.encode import Encoder
-from forerun.train.figures import read_evaluation
 from forerun.train.loops import is_looping, loop_starts
 from forerun.train.prompts import documents
-from forerun.train.prompts.files import read_prompts
+from forerun.train.prompts.files import read_evaluation, read_prompts
 from forerun.train.prompts.mixture import SHARES, WRITERS, Corpus, built_in_prompts, next_turns, text_of
 from forerun.train.prompts.overlap import Overlap
 from forerun.train.settings import Settings
@@ -44,6 +44,18 @@ def test_built_in_prompts_are_many_repeatable_and_not_in_the_evaluation() -> Non
     assert prompts[:50] != list(itertools.islice(built_in_prompts(1, corpus), 50))
     overlap = Overlap(text for _, text in read_evaluation(None))
     assert not any(overlap.found_in(text) for text in texts)
+
+
+def test_the_mixture_is_the_one_the_built_in_head_was_trained_on() -> None:
+    corpus = Corpus(
+        [["A page about rivers.", "One about the sea."]], ["A docstring."], ["def f():\n    pass"], [["Yours."]]
+    )
+    prompts = list(itertools.islice(built_in_prompts(0, corpus), 2000))
+    answers = ["The river rises in the hills and runs to the sea. " * (8 * (n % 4)) or "Yes." for n in range(2000)]
+    digest = hashlib.sha256()
+    for prompt in [*prompts, *next_turns(zip(prompts, answers, strict=True), seed=0)]:
+        digest.update(json.dumps(prompt).encode())
+    assert digest.hexdigest()[:16] == "edac77f5b1d42951"
 
 
 def test_overlap_finds_equal_and_nearly_equal_prompts() -> None:

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
+from forerun.options import GenerationOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from forerun.progress import Progress
     from forerun.response import Response
 
-__all__ = ["ForerunError", "__version__", "generate", "inspect_model", "load", "stream"]
+__all__ = ["ForerunError", "GenerationOptions", "__version__", "generate", "inspect_model", "load", "stream"]
 
 try:
     __version__ = version("forerun")
@@ -63,10 +64,8 @@ def load(
 def stream(model: LanguageModel, prompt: Prompt, **options: Any) -> Generation:
     """Generate chunk by chunk; the last chunk carries the summary.
 
-    `prompt` is text, a list of messages or a list of token ids. Options: `system`, `raw`, `max_tokens`, `temperature`,
-    `top_p`, `top_k`, `min_p`, `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`, `lang_bias`,
-    `suppress`, `stop`, `seed`, `draft` ("auto", "off", "lookup", "mtp", "model"), `draft_tokens`, `accept`
-    ("coupled", "rejection").
+    `prompt` is text, a list of messages or a list of token ids. The options are those of `GenerationOptions`, and
+    `progress`.
 
     >>> with forerun.stream(model, "Count to five.", max_tokens=16) as answer:
     ...     text = "".join(chunk.text for chunk in answer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Kernels
 from forerun.kernels.reference import ReferenceKernels
+from forerun.memory import available_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CACHE_SHARE = 0.25  # of the memory that is free when a model loads
@@ -90,9 +90,8 @@ def free_memory(device: torch.device) -> int:
     """Bytes that are free now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
-        return 8 << 30  # macOS and Windows do not say; a modest guess
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = available_memory()
+    return 8 << 30 if available is None else available  # macOS and Windows do not say: a modest guess
 
 
 @contextmanager

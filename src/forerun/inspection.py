@@ -82,7 +82,7 @@ def describe(loaded: LanguageModel) -> CheckReport:
         page_bytes=page_bytes,
         cache_tokens=pool.count * pool.page,
         cache_bytes=pool.count * page_bytes,
-        drafters=list(engine.drafters),
+        drafters=list(engine.drafters.by_name),
         probe=list(loaded.probe.widths),
         guaranteed=loaded.probe.guaranteed,
         exactness_cost=exactness_cost(decoder),

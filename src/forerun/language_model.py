@@ -7,24 +7,22 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, cast
 
-import torch
-
 from forerun.device import Machine, running_memory
-from forerun.engine.controller import Controller
-from forerun.engine.cost_file import CostFile
-from forerun.engine.costs import CostTable
 from forerun.engine.engine import Engine
 from forerun.engine.interrupts import interrupts_held
-from forerun.engine.kinds import kind_of
 from forerun.engine.probe import ProbeResult
-from forerun.engine.request import AcceptChoice, DraftChoice, Request
+from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence as Running
 from forerun.engine.sequence import Status
+from forerun.engine.warmup import warm_up
 from forerun.errors import ForerunError
+from forerun.options import GenerationOptions
+from forerun.policy.cost_file import CostFile
+from forerun.policy.costs import CostTable
+from forerun.policy.kinds import kind_of
 from forerun.progress import NullProgress, Progress
 from forerun.response import Chunk, Response
-from forerun.sample.language import language_bias, parse_language_bias
-from forerun.sample.parameters import SamplingParams, fresh_seed
+from forerun.sample.language import language_bias
 from forerun.text.answer import AnswerText
 from forerun.text.chat import encode_prompt
 
@@ -48,65 +46,28 @@ class LanguageModel:
     )  # for requests that leave the drafter to forerun, or ask for mtp
     cost_file: CostFile | None = None  # where what rounds cost is kept for the next run
 
-    def start(
-        self,
-        prompt: Prompt,
-        *,
-        system: str | None = None,
-        raw: bool = False,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        logit_bias: Mapping[int, float] | None = None,
-        lang_bias: str | None = None,
-        suppress: Sequence[int] | None = None,
-        stop: Sequence[str] | None = None,
-        seed: int | None = None,
-        draft: str = "auto",
-        draft_tokens: int | str = "auto",
-        accept: str = "coupled",
-        progress: Progress | None = None,
-    ) -> Generation:
-        """Queue a request; see `forerun.stream` for the options."""
-        bias: dict[int, float] = {}
-        if lang_bias:
-            bias.update(language_bias(self.tokenizer, parse_language_bias(lang_bias)))
-        bias.update(logit_bias or {})  # a bias given for one token wins over its language's
-        sampling = SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logit_bias=bias,
-            suppress=frozenset(suppress or ()),
-            seed=fresh_seed() if seed is None else seed,
-        )
+    def start(self, prompt: Prompt, *, progress: Progress | None = None, **given: Any) -> Generation:
+        """Queue a request; `given` are `GenerationOptions`."""
+        options = GenerationOptions.of(given)
+        sampling = options.sampling(language_bias(self.tokenizer, options.lang_bias) if options.lang_bias else None)
         sampling.check_vocabulary(self.engine.vocab)
-        tokens = encode_prompt(self.tokenizer, prompt, system, raw)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        tokens = encode_prompt(self.tokenizer, prompt, options.system, options.raw)
+        draft = options.draft
         request = Request(
             prompt=tuple(tokens),
             sampling=sampling,
-            max_tokens=max_tokens,
-            stop_strings=stops,
+            max_tokens=options.max_tokens,
+            stop_strings=options.stops,
             stop_ids=self.stop_ids,
-            draft=cast(DraftChoice, draft),
-            draft_tokens=None if draft_tokens == "auto" else cast(int, draft_tokens),
-            accept=cast(AcceptChoice, accept),
+            draft=draft,
+            draft_tokens=None if options.draft_tokens == "auto" else options.draft_tokens,
+            accept=options.accept,
             kind=kind_of(tokens, self._text(prompt)) if draft == "auto" else "",
         )
-        if draft == "auto" and (max_tokens is None or max_tokens >= WORTH_MEASURING):
-            with torch.inference_mode(), running_memory():
-                self.engine.warm_up(sampling.filtered, progress or NullProgress())
-        text = AnswerText(self.tokenizer, tokens, stops)
+        if draft == "auto" and (options.max_tokens is None or options.max_tokens >= WORTH_MEASURING):
+            with running_memory():
+                warm_up(self.engine, sampling.filtered, progress or NullProgress())
+        text = AnswerText(self.tokenizer, tokens, options.stops)
         with interrupts_held():  # nobody else would release it
             return Generation(self, self.engine.submit(request, text), progress or NullProgress())
 
@@ -160,15 +121,21 @@ class Generation:
     def _advance(self) -> None:
         engine, sequence = self.model.engine, self.sequence
         engine.unpause(sequence)
-        with torch.inference_mode(), running_memory():
-            if sequence.status in (Status.WAITING, Status.PREFILL) and sequence.prompt_length > engine.chunk:
-                with self._progress.task("reading the prompt", sequence.prompt_length) as task:
-                    while sequence.status in (Status.WAITING, Status.PREFILL):
-                        before = sequence.cache.length
-                        engine.step()
-                        task.advance(sequence.cache.length - before)
-            else:
-                engine.step()
+        reads = sequence.status in (Status.WAITING, Status.PREFILL)
+        if not reads or sequence.prompt_length <= engine.chunk:
+            self._step()
+            return
+        with self._progress.task("reading the prompt", sequence.prompt_length) as task:
+            while sequence.status in (Status.WAITING, Status.PREFILL):
+                before = sequence.cache.length
+                self._step()
+                task.advance(sequence.cache.length - before)
+
+    def _step(self) -> None:
+        """One round of everybody, unless another thread has just run the one we wait for."""
+        with self.model.engine.owner:
+            if not self.sequence.emissions and self.sequence.status is not Status.FINISHED:
+                self.model.engine.step()
 
     def _last(self) -> Chunk:
         if self._ended:
@@ -176,7 +143,8 @@ class Generation:
         if self.sequence.error is not None:
             self._ended = True
             self.close()
-            raise self.sequence.error
+            with running_memory():
+                raise self.sequence.error
         with interrupts_held():
             return self._end()
 
@@ -216,7 +184,7 @@ class Generation:
             seed=sequence.request.sampling.seed,
             arms={arm: replace(use) for arm, use in counters.arms.items()},
             per_position=[list(pair) for pair in counters.per_position],
-            seconds_saved=seconds_saved(sequence, self.model.engine.costs_of([sequence.request])),
+            seconds_saved=seconds_saved(sequence, self.model.engine.executor.costs_of([sequence])),
             warnings=[
                 *(self.model.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
                 *sequence.warnings,
@@ -242,7 +210,8 @@ class Generation:
         self.model.engine.release(self.sequence)
 
     def __del__(self) -> None:
-        self.close()
+        engine, sequence = self.model.engine, self.sequence
+        engine.owner.post(lambda: engine.release(sequence))  # a finaliser may run in the middle of a round
 
     def __enter__(self) -> Self:
         return self
@@ -266,9 +235,8 @@ def seconds_saved(sequence: Running, costs: CostTable) -> float | None:
     counters = sequence.counters
     if not sequence.arms or not costs.plain_measured:
         return None
-    if isinstance(sequence.policy, Controller):
-        return sequence.policy.saved
-    return (counters.rounds + counters.accepted) * costs.pass_seconds(1) - counters.decode_seconds
+    tokens = counters.rounds + counters.accepted
+    return sequence.policy.seconds_saved(tokens, counters.decode_seconds, costs.pass_seconds(1))
 
 
 def collect(generation: Generation) -> Response:

@@ -15,22 +15,24 @@ import torch
 
 from forerun.cache.pages import PagePool
 from forerun.device import CACHE_SHARE, Machine, free_memory, plan_machine, running_memory
+from forerun.draft.arms import MAX_DEPTH, MTP
 from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
 from forerun.draft.model import ModelDrafter
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
-from forerun.engine.cost_file import CostFile, machine_facts
-from forerun.engine.device_round import DeviceRounds
-from forerun.engine.engine import CHUNK, DEVICE_CHUNK, HINTS, Engine
-from forerun.engine.graphs import GraphedTarget
+from forerun.engine.device import device_executor
+from forerun.engine.engine import CHUNK, Engine
+from forerun.engine.graphs import GraphedTarget, Graphs
 from forerun.engine.probe import ProbeResult, probe
-from forerun.engine.request import MAX_DEPTH
 from forerun.errors import ForerunError
+from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
+from forerun.policy.cost_file import CostFile, machine_facts
+from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress, Progress
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 from forerun.weights.find import find
@@ -42,6 +44,7 @@ from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 PAGE = 64  # tokens per page
 SEQUENCES = 8  # full contexts the cache holds when memory allows
 PROBED_WIDTHS = [2, 3, 4, 5, 8, 12, 16]
+DEVICE_CHUNK = 2048  # prompt tokens of a pass on a GPU: launching it takes the host as long as many tokens take the GPU
 PROBED_PAGES = 4  # the probe runs two sequences, one of them over the border of a page
 
 
@@ -81,6 +84,7 @@ def load_model(
             drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab, context)
     facts = {"model": fingerprint(checkpoint), "head": str(head), "draft model": str(draft_model)}
     cost_file = CostFile(forerun_home() / "costs", machine_facts(machine.device, machine.describe()) | facts)
+    costs = CostTable(cost_file.read())
     engine = Engine(
         decoder,
         pool,
@@ -90,9 +94,8 @@ def load_model(
         max_width=result.widest,
         chunk=CHUNK if target is None else DEVICE_CHUNK,
         unavailable={} if heads.missing is None else {"mtp": heads.missing},
-        proportions=cost_file.read(),
-        target=target,
-        device=None if target is None else whole_rounds(target, drafters, vocab),
+        costs=costs,
+        executor=None if target is None else device_executor(target, drafters, vocab, costs),
     )
     return LanguageModel(
         engine=engine,
@@ -169,9 +172,7 @@ def load_head(wish: str | Path | None, checkpoint: Checkpoint, decoder: Decoder,
             return LoadedHead(native)
         found = find_head(checkpoint, folder)
         if found is None:
-            return LoadedHead(
-                None, f"{checkpoint.path} has no MTP head, and none of forerun's own fits: {HINTS['mtp']}"
-            )
+            return LoadedHead(None, f"{checkpoint.path} has no MTP head, and none of forerun's own fits: {MTP.hint}")
         warnings = [] if found.warning is None else [found.warning]
         return LoadedHead(build_head(found.folder, decoder, vocab), None, warnings)
     except ForerunError as error:
@@ -183,7 +184,9 @@ def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int, con
     decoder.taps = head.taps
     if pool.on_device:  # whose kernels look angles up and cannot make the table grow
         head.rope.reserve(context + 2 * (MAX_DEPTH + 1))  # a table it shares with the model stays as it is
-    own = PagePool(head.layout, 1, pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device)
+    own = PagePool(
+        [AttentionSpec(head.layout)], pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device
+    )
     return MtpDrafter(head, own, vocab, CHUNK)
 
 
@@ -194,17 +197,10 @@ def run_probe(decoder: Decoder, pool: PagePool, progress: Progress, target: Grap
 
 
 def graphed(decoder: Decoder, pool: PagePool, context: int) -> GraphedTarget:
-    """Imported here: Triton is only where a GPU is."""
-    from forerun.engine.on_device import graphed_target
-
-    return graphed_target(decoder, pool, context)
-
-
-def whole_rounds(target: GraphedTarget, drafters: dict[str, Drafter], vocab: int) -> DeviceRounds:
-    """See `graphed`."""
-    from forerun.engine.on_device import device_rounds
-
-    return device_rounds(target, drafters, vocab)
+    """Decode passes as graphs; tables of angles are filled now, because a graph cannot make them grow."""
+    rows = context + 2 * (MAX_DEPTH + 1)
+    decoder.rope.reserve(rows)
+    return GraphedTarget(decoder, pool, Graphs(pool.device), pool.pages_for(rows))
 
 
 @contextmanager

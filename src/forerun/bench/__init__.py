@@ -1,1 +1,1 @@
-"""Measured on this machine, interleaved in one run."""
+"""Measured on this machine, interleaved in one run: `forerun bench`, and `python -m forerun.bench SUITE`."""

@@ -1,5 +1,38 @@
-"""`python -m forerun.bench`."""
+"""`python -m forerun.bench SUITE`: runs one suite; its last line is JSON. `forerun bench` is the suite for users."""
 
-from forerun.bench.engine import main
+from __future__ import annotations
 
-main()
+import json
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from importlib import import_module
+
+SUITES = {
+    "engine": "plain decoding, lookup and transformers beside each other; what choosing costs (make bench)",
+    "mtp": "what the built-in head gets accepted, and what that is worth (make bench-mtp)",
+    "gpu": "how near to the memory limit rounds are on a GPU (make bench-gpu)",
+    "gpu-batches": "what drafting is worth on a GPU by batch size and depth",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Find the suite, hand it its options, print the figures it returns."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    listed = "\n".join(f"  {name:12} {about}" for name, about in SUITES.items())
+    front = ArgumentParser("python -m forerun.bench", epilog=listed, formatter_class=RawDescriptionHelpFormatter)
+    front.add_argument("suite", choices=SUITES, metavar="SUITE", help="one of those below")
+    name = front.parse_args(given[:1]).suite
+    parser = ArgumentParser(f"{front.prog} {name}", description=SUITES[name])
+    if name.startswith("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            parser.exit(2, "this measures an NVIDIA GPU, and torch sees none\n")
+    suite = import_module(f"forerun.bench.suites.{name.replace('-', '_')}")  # each needs other libraries
+    suite.add_options(parser)
+    print(json.dumps(suite.measure(parser.parse_args(given[1:]))))
+
+
+if __name__ == "__main__":
+    main()

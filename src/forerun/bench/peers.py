@@ -25,6 +25,7 @@ class PeerAnswer:
     tokens: list[int]
     seconds: float
     whole: float
+    decoded: int  # tokens after the first, the end token among them
 
 
 class Peer(Protocol):
@@ -78,7 +79,8 @@ class TransformersPeer:
         )
         answer = found[0, len(prompt) :].tolist()
         # The first mark is the prompt, the second the first token.
-        return PeerAnswer(_without_end(answer, self.stop_ids), marks[-1] - marks[1], marks[-1] - began)
+        seconds, whole = marks[-1] - marks[1], marks[-1] - began
+        return PeerAnswer(_without_end(answer, self.stop_ids), seconds, whole, len(answer) - 1)
 
 
 class _Clock:
@@ -122,7 +124,7 @@ class LlamaCppPeer:
             answer.append(int(token))
             if len(answer) == tokens or token in self.stop_ids:
                 break
-        return PeerAnswer(_without_end(answer, self.stop_ids), last - first, last - began)
+        return PeerAnswer(_without_end(answer, self.stop_ids), last - first, last - began, max(0, len(answer) - 1))
 
 
 def gguf_file(model: str) -> Path:

@@ -25,14 +25,22 @@ def pyplot() -> Any:
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
+    """Write the picture to a file."""
+    figure = picture(cells)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ForerunError(f"cannot write the plot to {path}: {error}") from error
+    pyplot().close(figure)
+
+
+def picture(cells: Sequence[Cell]) -> Any:
     """One panel per temperature, one bar per workload and arm, with the ends of its interval."""
-    plots = pyplot()
     temperatures = list(dict.fromkeys(cell.temperature for cell in cells))
     workloads = list(dict.fromkeys(cell.workload for cell in cells))
     arms = [arm for arm in dict.fromkeys(cell.arm for cell in cells) if arm != PLAIN]
-    figure, axes = plots.subplots(
-        len(temperatures), 1, figsize=(2 + 1.1 * len(workloads), 3.2 * len(temperatures)), squeeze=False
-    )
+    size = (3.5 + 1.1 * len(workloads), 3.2 * len(temperatures))
+    figure, axes = pyplot().subplots(len(temperatures), 1, figsize=size, squeeze=False, layout="constrained")
     for (panel,), temperature in zip(axes, temperatures, strict=True):
         for number, arm in enumerate(arms):
             offset = (number - (len(arms) - 1) / 2) * WIDTH / len(arms)
@@ -41,13 +49,9 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
         panel.set_xticks(range(len(workloads)), workloads)
         panel.set_ylabel("× plain decoding")
         panel.set_title(f"temperature {temperature:g}", loc="left", fontsize=10)
-        panel.legend(fontsize=8, ncols=len(arms), frameon=False, loc="lower right", bbox_to_anchor=(1, 1))
-    figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise ForerunError(f"cannot write the plot to {path}: {error}") from error
-    plots.close(figure)
+        # Beside the panel: above it a narrow one has no room for both the title and the names of all arms.
+        panel.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
 
 
 def _bars(panel: Any, cells: Sequence[Cell], workloads: list[str], offset: float, arms: list[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
@@ -14,6 +14,7 @@ from forerun.bench.statistics import Interval, median
 from forerun.bench.workloads import Prompt, Workload
 from forerun.language_model import LanguageModel
 from forerun.progress import Progress
+from forerun.response import Response
 from forerun.text.chat import encode_prompt
 
 PLAIN = "plain"
@@ -30,6 +31,11 @@ class Run:
     rounds: int = 0
     accepted: int = 0
     per_position: list[list[int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, answer: Response, seconds: float, whole: float) -> Run:
+        """An answer of ours."""
+        return cls(answer.tokens, seconds, whole, answer.rounds, answer.accepted, answer.per_position)
 
 
 @dataclass(slots=True)
@@ -85,12 +91,21 @@ class Cell:
 
 
 class Runner:
-    """Measures cell by cell; `price` is what exactness costs a plain step, so that "plain" is the fastest there is."""
+    """Measures cell by cell: `arms` by their options, beside plain decoding and `peers`.
+
+    `price` is what exactness costs a plain step, so that "plain" is the fastest there is.
+    """
 
     def __init__(
-        self, model: LanguageModel, arms: Sequence[str], peers: Sequence[Peer], price: float, progress: Progress
+        self,
+        model: LanguageModel,
+        arms: Mapping[str, Mapping[str, Any]],
+        peers: Sequence[Peer],
+        price: float,
+        progress: Progress,
     ) -> None:
-        self.model, self.arms, self.peers, self.price, self.progress = model, list(arms), peers, price, progress
+        self.model, self.peers, self.price, self.progress = model, peers, price, progress
+        self.arms, self.options = list(arms), {PLAIN: {"draft": "off"}, **arms}
 
     def measure(self, workloads: Sequence[Workload], temperatures: Sequence[float]) -> list[Cell]:
         """All cells: for each temperature and workload plain decoding, the arms, then the peers."""
@@ -135,7 +150,7 @@ class Runner:
     def _ours(self, arm: str, prompt: Prompt, temperature: float, tokens: int, seed: int) -> Run:
         options: dict[str, Any] = {"max_tokens": tokens, "temperature": temperature, "seed": seed}
         began = time.perf_counter()
-        with forerun.stream(self.model, prompt.content, draft="off" if arm == PLAIN else arm, **options) as answer:
+        with forerun.stream(self.model, prompt.content, **self.options[arm], **options) as answer:
             started = time.perf_counter()
             for _ in answer:
                 pass
@@ -143,7 +158,7 @@ class Runner:
             response = answer.response()
         # Wall time, not the engine's own: deciding what to draft belongs to the cost of drafting.
         decoding = ended - started - response.seconds["prefill"]
-        return Run(response.tokens, decoding, ended - began, response.rounds, response.accepted, response.per_position)
+        return Run.of(response, decoding, ended - began)
 
     def _theirs(self, peer: Peer, prompt: Prompt, temperature: float, tokens: int, seed: int) -> Run:
         ids = encode_prompt(self.model.tokenizer, prompt.content)
@@ -160,6 +175,7 @@ def _note(cell: Cell, run: Run, plain: Run, seconds: float, whole: float) -> Non
         cell.wholes.append(whole / run.whole)
 
 
-def arms_of(model: LanguageModel) -> list[str]:
+def arms_of(model: LanguageModel) -> dict[str, dict[str, Any]]:
     """Every way to draft that is loaded, one by one, and the choice between them."""
-    return [*(name for name in ("lookup", "mtp", "model") if name in model.engine.drafters), "auto"]
+    names = [*(name for name in ("lookup", "mtp", "model") if name in model.engine.drafters), "auto"]
+    return {name: {"draft": name} for name in names}

@@ -1,7 +1,8 @@
-"""Medians with intervals: how far a figure would move had other pairs been drawn."""
+"""Medians with intervals: how far a figure would move had other pairs been drawn; figures of ways that take turns."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -47,3 +48,22 @@ def _bootstrap(
     edge = (100 - SHARE) / 2
     low, high = np.percentile(draws, [edge, 100 - edge])
     return Interval(float(combine(np.asarray(actual))[0]), float(low), float(high))
+
+
+class Turns:
+    """Figures of several ways that take turns: one of each per turn, so that a ratio is between neighbours in time."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = defaultdict(list)
+
+    def note(self, **figures: float) -> None:
+        """What a turn, or a part of one, gave."""
+        for name, value in figures.items():
+            self.values[name].append(value)
+
+    def median(self, name: str) -> float:
+        return median(self.values[name]).value
+
+    def ratio(self, over: str, under: str) -> float:
+        """The median of the ratios, turn by turn."""
+        return median([a / b for a, b in zip(self.values[over], self.values[under], strict=True)]).value

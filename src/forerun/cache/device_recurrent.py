@@ -11,25 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from forerun.cache.recurrent import SlotContents, Slots
-from forerun.kernels.interface import WIDEST, DeltaLayout, RecurrentLayer, SpanState, Staged
-
-
-@dataclass(slots=True)
-class DeviceLayer(RecurrentLayer):
-    """One recurrent layer's state. `state` and `inputs` are as in `RecurrentLayer`, with a spare slot at the end.
-
-    record [2, slots + 1, recorded rows, layout.record]; kept [slots + 1] int32 on the device, shared by all layers.
-    """
-
-    parity: Tensor  # [slots + 1] int32, shared by all layers: the buffer of `record` that holds the last pass
-
-    @property
-    def rows(self) -> int:
-        """The most rows of a decode pass."""
-        return self.record.shape[2]
+from forerun.cache.recurrent import SlotContents, Slots, empty_stage
+from forerun.kernels.interface import WIDEST, DeltaLayout, DeviceLayer, RecurrentLayer, Staged
 
 
 @dataclass(slots=True)
@@ -78,31 +62,23 @@ class DeviceStates(Slots):
         super().give_back(slot)
         self._decoded.discard(slot)
 
-    def span(self, slot: int, count: int) -> SpanState:
-        """Where the next `count` rows of a prompt find and leave their state."""
+    def stage(self, slot: int, count: int, prefill: bool) -> Staged | None:
+        """Where the next `count` rows of a prompt leave their state; None for a decode pass, which is recorded."""
+        if not prefill:
+            return None
         assert slot not in self._decoded, "a prompt comes before the answer: nothing is left to replay"
-        return SpanState(slot, list[RecurrentLayer](self.layers), self._staged(count))
+        return empty_stage(self.layout, len(self.layers), count, self.device)
 
-    def first_span(self, count: int) -> SpanState:
-        """Where the first rows of any prompt find their state, which is empty, and leave it: a graph's own."""
+    def first_stage(self, count: int) -> tuple[list[RecurrentLayer], Staged]:
+        """The state of an empty sequence, and where the first rows of any prompt leave theirs: a graph's own."""
         layout = self.layout
         state = torch.zeros(1, layout.value_heads, layout.key_size, layout.value_size, device=self.device)
         inputs = torch.zeros(1, layout.window - 1, layout.width, device=self.device)
         empty = RecurrentLayer(state, inputs, state[:0], self.kept[:0])
-        return SpanState(0, [empty] * len(self.layers), self._staged(count))
+        return [empty] * len(self.layers), empty_stage(layout, len(self.layers), count, self.device)
 
-    def _staged(self, count: int) -> Staged:
-        layout, layers = self.layout, len(self.layers)
-        state = torch.empty(layers, layout.value_heads, layout.key_size, layout.value_size, device=self.device)
-        return Staged(count, state, torch.empty(layers, layout.window - 1, layout.width, device=self.device))
-
-    def decode_span(self, slot: int) -> SpanState:
-        """What `commit` wants to see after a decode pass."""
-        return SpanState(slot, list[RecurrentLayer](self.layers), None)
-
-    def commit(self, state: SpanState, count: int) -> None:
+    def commit(self, slot: int, staged: Staged | None, count: int) -> None:
         """Keep `count` rows of the last pass; after a decode pass as `committed` says of the device."""
-        slot, staged = state.slot, state.staged
         if staged is None:
             assert 0 <= count <= WIDEST
             self.kept[slot].fill_(count)

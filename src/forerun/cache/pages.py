@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 
 from forerun.cache.device_recurrent import DeviceStates
+from forerun.cache.groups import HOLE, PageGroup
 from forerun.cache.recurrent import SlotContents, StateSlots
-from forerun.kernels.interface import DeltaLayout, HeadLayout, LayerPages, Span, SpanState
+from forerun.kernels.interface import AttentionSpec, DeltaLayout, LayerPages, Staged
 
 MAX_SLOTS = 64  # sequences whose recurrent state is held at once, when memory allows
 SLOT_SHARE = 0.5  # of the cache's memory, at most, that goes to recurrent state
@@ -20,10 +22,9 @@ class CacheShape(Protocol):
     """What a model's config says about the state it keeps."""
 
     @property
-    def layout(self) -> HeadLayout: ...
-
-    @property
-    def attention_layers(self) -> int: ...
+    def attention(self) -> Sequence[AttentionSpec]:
+        """Of the layers that keep keys and values, in order."""
+        ...
 
     @property
     def delta(self) -> DeltaLayout | None: ...
@@ -35,13 +36,13 @@ class CacheShape(Protocol):
 class PagePool:
     """Pages of keys and values for all attention layers, and slots for the state of recurrent ones.
 
-    Memory is reserved at once but touched only when handed out.
+    Layers whose keys and values have the same shape and window share a group. A sequence has a block table in each, all
+    of the same length; what differs is which pages it has given back.
     """
 
     def __init__(
         self,
-        layout: HeadLayout,
-        layers: int,
+        attention: Sequence[AttentionSpec],
         pages: int,
         page: int,
         dtype: torch.dtype,
@@ -49,17 +50,17 @@ class PagePool:
         states: StateSlots | DeviceStates | None = None,
         on_device: bool = False,
     ) -> None:
-        """`on_device`: passes are described on the device, as a `Grid`; rows that nobody keeps go to a spare page."""
+        """`on_device`: passes are uniform, see `PassRows`; rows that nobody keeps go to a spare page."""
         assert page & (page - 1) == 0, "attention halves pages"
         self.page, self.count, self.device, self.states = page, pages, device, states
-        self.on_device = on_device
-        every = pages + on_device
-        self._keys = torch.empty(layers, every, layout.kv_heads, layout.size, page, dtype=dtype, device=device)
-        self._values = torch.empty(layers, every, layout.kv_heads, page, layout.size, dtype=dtype, device=device)
-        self.layers = [LayerPages(*both) for both in zip(self._keys, self._values, strict=True)]
-        if on_device:
-            self._keys[:, pages], self._values[:, pages] = 0, 0
-        self._free = list(reversed(range(pages)))  # the lowest number is handed out first
+        self.on_device, self.parked_bytes = on_device, 0  # of copies in host memory
+        kinds = [(spec.layout.kv_heads, spec.layout.size, spec.window) for spec in attention]
+        self.groups = [
+            PageGroup(number, attention[kinds.index(kind)], kinds.count(kind), pages, page, dtype, device, on_device)
+            for number, kind in enumerate(dict.fromkeys(kinds))
+        ]
+        of_kind = {kind: iter(group.layers) for kind, group in zip(dict.fromkeys(kinds), self.groups, strict=True)}
+        self.layers: list[LayerPages] = [next(of_kind[kind]) for kind in kinds]
 
     @classmethod
     def for_model(
@@ -75,7 +76,7 @@ class PagePool:
         """A pool for a model: pages for its attention layers, and slots when it has recurrent ones."""
         kind = DeviceStates if on_device else StateSlots
         states = None if shape.delta is None else kind(shape.delta, shape.recurrent_layers, slots, device)
-        return cls(shape.layout, shape.attention_layers, pages, page, dtype, device, states, on_device)
+        return cls(shape.attention, pages, page, dtype, device, states, on_device)
 
     @classmethod
     def within(
@@ -97,9 +98,8 @@ class PagePool:
             memory -= (slots + on_device) * each
             if slots < 2:  # the exactness probe runs two sequences side by side
                 return None
-        layout = shape.layout
-        per_page = 2 * layout.kv_heads * layout.size * dtype.itemsize * shape.attention_layers * page
-        pages = min(tokens // page, memory // per_page)
+        numbers = sum(2 * spec.layout.kv_heads * spec.layout.size for spec in shape.attention)  # of one token
+        pages = min(tokens // page, memory // (numbers * dtype.itemsize * page))
         return cls.for_model(shape, pages, page, dtype, device, slots, on_device) if pages >= 2 else None
 
     @property
@@ -119,43 +119,39 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages nobody holds."""
-        return len(self._free)
+        """Pages that a sequence could still take, in every group."""
+        return min(group.free for group in self.groups)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold this many tokens."""
+        """Pages that hold this many tokens, in each group."""
         return -(-tokens // self.page)
 
-    def take(self, count: int) -> list[int]:
-        """Hand out zeroed pages: what an old owner left (NaN above all) must not reach a new one."""
-        assert count <= self.free, "the scheduler hands out pages only when they are free"
-        taken = [self._free.pop() for _ in range(count)]
-        if not self.on_device:  # the kernels of a device mask what is not there
-            for layer in self.layers:
-                layer.keys[taken] = 0
-                layer.values[taken] = 0
-        return taken
-
-    def give_back(self, pages: list[int]) -> None:
-        """Take pages back."""
-        self._free.extend(reversed(pages))
-
     def check(self, owners: list[SequenceCache]) -> None:
-        """Every page and every slot has exactly one owner or is free."""
-        held = [page for owner in owners for page in owner.pages]
-        assert sorted(held + self._free) == list(range(self.count)), "a page was lost or handed out twice"
+        """Every page is held by those who have it in their block table, and every slot has one owner or is free."""
+        for number, group in enumerate(self.groups):
+            group.check(page for owner in owners for page in owner.blocks[number])
         if self.states is not None:
             slots = [owner.slot for owner in owners if owner.slot is not None] + self.states.unowned
             assert sorted(slots) == list(range(self.states.count)), "a slot was lost or handed out twice"
+        parked = sum(owner.parked.bytes for owner in owners if owner.parked is not None)
+        assert self.parked_bytes == parked, "copies in host memory are counted wrongly"
 
 
 @dataclass(slots=True)
-class ParkedPages:
+class Parked:
     """Copies of a sequence's pages in host memory, bits unchanged."""
 
-    keys: list[Tensor]  # per layer [pages, kv heads, size, page]
-    values: list[Tensor]
+    blocks: list[list[int]]  # by group, as they were: what counts is where holes are
+    contents: list[tuple[Tensor, Tensor]]  # by group keys and values of the pages that were held
     state: SlotContents | None
+
+    @property
+    def bytes(self) -> int:
+        """Host memory it takes."""
+        tensors = [tensor for both in self.contents for tensor in both]
+        if self.state is not None:
+            tensors += [tensor for layer in self.state.layers for tensor in layer]
+        return sum(tensor.nbytes for tensor in tensors)
 
 
 @dataclass(slots=True)
@@ -167,19 +163,34 @@ class Snapshot:
 
 
 class SequenceCache:
-    """Keys, values and state of one sequence. Rows written past `length` do not exist until `commit` keeps them."""
+    """Keys, values and state of one sequence. Rows written past `length` do not exist until `commit` keeps them.
+
+    Pages that no row to come sees are given back on the way, but those a round of `WIDEST` rows may be rolled back to.
+    """
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.length = 0
-        self.pages: list[int] = []
+        self.blocks: list[list[int]] = []  # the block table of each group: pages, or holes where some were given back
+        self.tables: list[Tensor] = []  # the same [blocks] int32
+        self._kept: list[int] = []  # by group: the first block that was not given back
         self.slot: int | None = None
-        self._pass: SpanState | None = None  # where the last pass left its state
-        self.table = torch.zeros(0, dtype=torch.int32, device=pool.device)
-        self.parked: ParkedPages | None = None
+        self._passed = False  # a pass was made whose rows are neither kept nor forgotten yet
+        self._staged: Staged | None = None  # where it left its state, if it was too wide to record
+        self.parked: Parked | None = None
+        self._own([[] for _ in pool.groups])
+
+    @property
+    def pages(self) -> list[int]:
+        """The block table of the first group. All are of the same length."""
+        return self.blocks[0]
+
+    def still_holds(self, pages: list[int]) -> bool:
+        """Are these, once the beginning of `pages`, where they were? Holes may have come."""
+        return all(now in (before, HOLE) for now, before in zip(self.pages, pages, strict=False))
 
     def missing(self, tokens: int) -> int:
-        """Pages still to be taken before `tokens` fit."""
+        """Pages still to be taken in each group before `tokens` fit."""
         return max(0, self.pool.pages_for(tokens) - len(self.pages))
 
     def grow(self, tokens: int) -> None:
@@ -188,31 +199,47 @@ class SequenceCache:
             self.slot = self.pool.states.take()
         count = self.missing(tokens)
         if count:
-            self._own(self.pages + self.pool.take(count))
+            pairs = zip(self.blocks, self.pool.groups, strict=True)
+            self._own([held + group.take(count) for held, group in pairs])
 
-    def _own(self, pages: list[int]) -> None:
-        self.pages = pages
-        self.table = torch.tensor(pages, dtype=torch.int32, device=self.pool.device)
+    def _own(self, blocks: list[list[int]]) -> None:
+        self.blocks = blocks
+        self.tables = [torch.tensor(held, dtype=torch.int32, device=self.pool.device) for held in blocks]
+        self._kept = [next((at for at, page in enumerate(held) if page != HOLE), 0) for held in blocks]
 
-    def span(self, start: int, count: int, prefill: bool = False) -> Span:
-        """The next `count` rows of this sequence, at row `start` of a pass."""
+    def _disown(self) -> None:
+        for held, group in zip(self.blocks, self.pool.groups, strict=True):
+            group.give_back(held)
+        self._own([[] for _ in self.blocks])
+
+    def _leave_unseen(self) -> None:
+        """Give back the pages that fell out of their layers' window."""
+        for number, group in enumerate(self.pool.groups):
+            first, last = self._kept[number], group.first_kept(self.length)
+            if last > first:
+                held = self.blocks[number]
+                group.give_back(held[first:last])
+                held[first:last] = [HOLE] * (last - first)
+                self.tables[number][first:last] = HOLE
+                self._kept[number] = last
+
+    def begin(self, count: int, prefill: bool) -> Staged | None:
+        """The next pass has `count` rows of this sequence. Returns where it leaves recurrent state, if not recorded."""
         states = self.pool.states
         if states is not None:
             assert self.slot is not None, "grow comes first"
-            if isinstance(states, DeviceStates) and not prefill:
-                self._pass = states.decode_span(self.slot)
-            else:
-                self._pass = states.span(self.slot, count)
-        return Span(start, count, self.length, self.table, self._pass)
+            self._passed, self._staged = True, states.stage(self.slot, count, prefill)
+        return self._staged
 
     def commit(self, count: int) -> None:
         """Keep `count` of the rows just written, forget the rest."""
         assert count >= 0 and self.length + count <= len(self.pages) * self.pool.page
         if self.pool.states is not None:
-            assert self._pass is not None, "a commit follows a pass"
-            self.pool.states.commit(self._pass, count)
-            self._pass = None
+            assert self._passed and self.slot is not None, "a commit follows a pass"
+            self.pool.states.commit(self.slot, self._staged, count)
+            self._passed, self._staged = False, None
         self.length += count
+        self._leave_unseen()
 
     def committed(self, count: int, by_device: int) -> None:
         """A device has kept `by_device` of the rows it wrote, without us; `count` of them are to stay."""
@@ -223,11 +250,12 @@ class SequenceCache:
             if count != by_device:
                 states.kept[self.slot].fill_(count)
         self.length += count
+        self._leave_unseen()
 
     def rewind(self, length: int) -> None:
         """Forget the tokens from `length` on, long committed ones included: only where nothing is recurrent."""
         assert self.pool.states is None and length <= self.length, "recurrent state goes back to snapshots only"
-        self.length = length
+        self._go_back(length)
 
     def snapshot(self) -> Snapshot:
         """Where the sequence stands between two passes."""
@@ -240,48 +268,58 @@ class SequenceCache:
         if snapshot.state is not None:
             assert self.pool.states is not None and self.slot is not None
             self.pool.states.put(self.slot, snapshot.state)
-        self.length, self._pass = snapshot.length, None
+        self._go_back(snapshot.length)
+        self._passed, self._staged = False, None
+
+    def _go_back(self, length: int) -> None:
+        pairs = zip(self._kept, self.pool.groups, strict=True)
+        assert all(kept <= group.first_needed(length) for kept, group in pairs), "what it would see was given back"
+        self.length = length
 
     def release(self) -> None:
         """Give all pages and the slot back."""
-        self.pool.give_back(self.pages)
-        self._own([])
+        self._disown()
         self._leave_slot()
-        self.parked, self.length = None, 0
+        self._forget_copies()
+        self.length = 0
 
     def _leave_slot(self) -> None:
         if self.slot is not None and self.pool.states is not None:
             self.pool.states.give_back(self.slot)
-        self.slot = self._pass = None
+        self.slot, self._passed, self._staged = None, False, None
 
     def park(self) -> None:
         """Move the contents to host memory and give pages and slot back."""
-        host = torch.device("cpu")
-        states, slot = self.pool.states, self.slot
-        pages = torch.tensor(self.pages, dtype=torch.long, device=self.pool.device)
-        self.parked = ParkedPages(
-            [layer.keys[pages].cpu() for layer in self.pool.layers],
-            [layer.values[pages].cpu() for layer in self.pool.layers],
-            None if states is None or slot is None else states.copy(slot, host),
-        )
-        self.pool.give_back(self.pages)
-        self._own([])
+        states, slot, pairs = self.pool.states, self.slot, zip(self.blocks, self.pool.groups, strict=True)
+        contents = [group.copy([page for page in held if page != HOLE]) for held, group in pairs]
+        state = None if states is None or slot is None else states.copy(slot, torch.device("cpu"))
+        self.parked = Parked(self.blocks, contents, state)
+        self.pool.parked_bytes += self.parked.bytes
+        self._disown()
         self._leave_slot()
 
     @property
     def parked_pages(self) -> int:
         """Pages that `unpark` will need."""
-        return 0 if self.parked is None else len(self.parked.keys[0])
+        return 0 if self.parked is None else max(keys.shape[1] for keys, _ in self.parked.contents)
 
     def unpark(self) -> None:
         """Bring the contents back into pages of the pool."""
-        assert self.parked is not None and not self.pages
-        self._own(self.pool.take(self.parked_pages))
-        pages = self.table.long()
-        for layer, keys, values in zip(self.pool.layers, self.parked.keys, self.parked.values, strict=True):
-            layer.keys[pages] = keys.to(self.pool.device)
-            layer.values[pages] = values.to(self.pool.device)
-        if self.parked.state is not None and self.pool.states is not None:
+        parked = self.parked
+        assert parked is not None and not self.pages
+        blocks = []
+        for held, (keys, values), group in zip(parked.blocks, parked.contents, self.pool.groups, strict=True):
+            pages = group.take(keys.shape[1])
+            group.put(pages, keys, values)
+            fresh = iter(pages)
+            blocks.append([HOLE if page == HOLE else next(fresh) for page in held])
+        self._own(blocks)
+        if parked.state is not None and self.pool.states is not None:
             self.slot = self.pool.states.take()
-            self.pool.states.put(self.slot, self.parked.state)
+            self.pool.states.put(self.slot, parked.state)
+        self._forget_copies()
+
+    def _forget_copies(self) -> None:
+        if self.parked is not None:
+            self.pool.parked_bytes -= self.parked.bytes
         self.parked = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.kernels.interface import WIDEST, DeltaLayout, RecurrentLayer, SpanState, Staged
+from forerun.kernels.interface import WIDEST, DeltaLayout, RecurrentLayer, Staged
 
 
 @dataclass(slots=True)
@@ -85,30 +85,22 @@ class StateSlots(Slots):
         self._kept[:, :, slot] = 0
         return slot
 
-    def span(self, slot: int, count: int) -> SpanState:
-        """Where the next `count` rows of a sequence find and leave their state."""
-        return SpanState(slot, self.layers, self._stage(count) if count > WIDEST else None)
+    def stage(self, slot: int, count: int, prefill: bool) -> Staged | None:  # noqa: ARG002 - what a device asks for
+        """Where the next `count` rows of a sequence leave their state; None when they are recorded."""
+        if count <= WIDEST:
+            return None
+        return empty_stage(self.layout, len(self.layers), count, self.device)
 
-    def _stage(self, count: int) -> Staged:
-        layout, layers = self.layout, len(self.layers)
-        shape = (layers, layout.value_heads, layout.key_size, layout.value_size)
-        return Staged(
-            count,
-            torch.empty(shape, device=self.device),
-            torch.empty(layers, layout.window - 1, layout.width, device=self.device),
-        )
-
-    def commit(self, state: SpanState, count: int) -> None:
+    def commit(self, slot: int, staged: Staged | None, count: int) -> None:
         """Keep `count` rows of the last pass."""
-        staged = state.staged
         if staged is None:
             # Rows that an interrupted pass left in some layers count for nothing: this one has replaced them.
-            self._kept[:, :, state.slot] = count
+            self._kept[:, :, slot] = count
         elif count:
             assert count == staged.count, "a pass this wide is committed as a whole"
             for layer, matrix, inputs in zip(self.layers, staged.state, staged.inputs, strict=True):
-                layer.state[state.slot] = matrix
-                layer.inputs[state.slot, : len(inputs)] = inputs
+                layer.state[slot] = matrix
+                layer.inputs[slot, : len(inputs)] = inputs
 
     def copy(self, slot: int, device: torch.device) -> SlotContents:
         """The contents of a slot, on `device`."""
@@ -126,3 +118,9 @@ class StateSlots(Slots):
         for layer, (state, inputs, record) in zip(self.layers, contents.layers, strict=True):
             layer.state[slot], layer.inputs[slot], layer.record[slot] = state, inputs, record
         self._kept[:, :, slot] = contents.kept
+
+
+def empty_stage(layout: DeltaLayout, layers: int, count: int, device: torch.device) -> Staged:
+    """Room for the state after `count` rows."""
+    state = torch.empty(layers, layout.value_heads, layout.key_size, layout.value_size, device=device)
+    return Staged(count, state, torch.empty(layers, layout.window - 1, layout.width, device=device))

@@ -79,7 +79,7 @@ def bench(
     if plot is not None:
         _check_plot(plot)
 
-    from forerun.bench.command import run_bench
+    from forerun.bench.suites.work import run_bench
     from forerun.bench.workloads import load_workloads
 
     load_workloads(workload or ())  # a misspelt name should not cost a model load

@@ -9,23 +9,7 @@ from typing import Annotated
 import typer
 
 from forerun.errors import ForerunError
-
-
-class DraftKind(StrEnum):
-    """Who drafts."""
-
-    auto = "auto"
-    off = "off"
-    lookup = "lookup"
-    mtp = "mtp"
-    model = "model"
-
-
-class Acceptance(StrEnum):
-    """How drafts are accepted."""
-
-    coupled = "coupled"
-    rejection = "rejection"
+from forerun.options import SPECULATION
 
 
 class Precision(StrEnum):
@@ -45,10 +29,7 @@ class Quantization(StrEnum):
     int8 = "int8"
 
 
-# The panels that --help sorts flags into.
-PROMPT_PANEL = "Prompt"
-SAMPLING_PANEL = "Sampling"
-DRAFT_PANEL = "Speculation"
+# The panels that --help sorts flags into, beside those of the generation options.
 MODEL_PANEL = "Model"
 OUTPUT_PANEL = "Output"
 
@@ -58,7 +39,7 @@ ModelName = Annotated[
 ]
 DraftModel = Annotated[
     str | None,
-    typer.Option("--draft-model", help="A smaller model with the same tokenizer.", rich_help_panel=DRAFT_PANEL),
+    typer.Option("--draft-model", help="A smaller model with the same tokenizer.", rich_help_panel=SPECULATION),
 ]
 Head = Annotated[
     str | None,
@@ -66,7 +47,7 @@ Head = Annotated[
         "--head",
         metavar="FOLDER",
         help="An MTP head for the model; default: its own, or one of forerun's.",
-        rich_help_panel=DRAFT_PANEL,
+        rich_help_panel=SPECULATION,
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps …", rich_help_panel=MODEL_PANEL)]

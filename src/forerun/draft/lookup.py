@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forerun.draft.automaton import SuffixAutomaton
-from forerun.draft.protocol import Draft, Want
+from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
 from forerun.errors import ForerunError
 
 if TYPE_CHECKING:
@@ -57,6 +57,13 @@ class Lookup:
         """How long an earlier twin the end of the text has; 0 when it is too short to count."""
         length = self._catch_up(sequence_id).match.length
         return length if length >= self._minimum_match else 0
+
+    def peek(self, sequence_id: int, depth: int) -> list[int]:
+        """What it would draft: copying costs nothing."""
+        return self.draft(sequence_id, depth)
+
+    def device_half(self, slots: SlotTensors, capture: Capture) -> None:
+        """The host copies."""
 
     def close(self, sequence_id: int) -> None:
         """Forgets the sequence."""

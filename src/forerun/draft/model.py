@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.drawing import Drawing
-from forerun.draft.protocol import Draft, Want
+from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import make_pass
@@ -63,6 +63,13 @@ class ModelDrafter:
 
     def ready(self, sequence_id: int) -> bool:
         return sequence_id in self._states
+
+    def peek(self, sequence_id: int, depth: int) -> list[int]:  # noqa: ARG002
+        """Each draft is a pass: nothing is free."""
+        return []
+
+    def device_half(self, slots: SlotTensors, capture: Capture) -> None:
+        """Its passes are launched by the host."""
 
     def close(self, sequence_id: int) -> None:
         state = self._states.pop(sequence_id, None)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.drawing import Drawing
-from forerun.draft.protocol import Draft, Want
+from forerun.draft.mtp_device import MtpDeviceHalf
+from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import make_pass
 
@@ -125,8 +126,20 @@ class MtpDrafter:
         state.last = None
         state.queue.clear()
 
-    def ready(self, sequence_id: int) -> bool:
+    def is_open(self, sequence_id: int) -> bool:
+        """Is it followed?"""
         return sequence_id in self._states
+
+    def ready(self, sequence_id: int) -> int:
+        return sequence_id in self._states
+
+    def peek(self, sequence_id: int, depth: int) -> list[int]:  # noqa: ARG002
+        """Each draft is a pass of the head: nothing is free."""
+        return []
+
+    def device_half(self, slots: SlotTensors, capture: Capture) -> MtpDeviceHalf:
+        """See `draft/mtp_device.py`."""
+        return MtpDeviceHalf(self, slots, capture)
 
     def close(self, sequence_id: int) -> None:
         self._held.discard(sequence_id)
@@ -194,9 +207,9 @@ class MtpDrafter:
 
     def _pass(self, work: list[tuple[State, int]]) -> None:
         """Run the next slots of each sequence on the target's features."""
-        features = torch.cat([state.waiting()[:count] for state, count in work])
-        feeding = [(state.cache, state.next_tokens(count)) for state, count in work]
-        outputs = self.head.forward(self.head.fuse(features, prefill=False), make_pass(feeding, last_only=True))
+        batch = make_pass([(state.cache, state.next_tokens(count)) for state, count in work], last_only=True)
+        features = batch.lay_out([state.waiting()[:count] for state, count in work])
+        outputs = self.head.forward(self.head.fuse(features, prefill=False), batch)
         for (state, count), last in zip(work, outputs, strict=True):
             state.keep(count, last)
 

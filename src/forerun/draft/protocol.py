@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
+    from forerun.kernels.gpu.editing import EditTables
     from forerun.sample.row import Row
 
 
@@ -34,6 +37,92 @@ class Want:
     row: Row
     # True when the tokens will be judged by rejection sampling rather than by the coupled rule.
     rejection: bool
+
+
+class SlotTensors(Protocol):
+    """The batch slots of a device, as far as drafters read and write them: one element or column for each slot."""
+
+    most_pages: int  # that a sequence may hold
+    position: Tensor  # [slots] int32: tokens in the target's cache
+    recurrent: Tensor  # [slots] int32: where the recurrent state is
+    temperature: Tensor  # [slots] float64
+    seed: Tensor  # [slots, 3] int64
+    drafts: Tensor  # [depth, slots] int64: for the next round
+    drafted: Tensor  # [slots] int32: how many of them are real
+
+    @property
+    def edits(self) -> EditTables | None:
+        """What requests change in their logits."""
+        ...
+
+
+class Capture(Protocol):
+    """Captures a launch as a graph: what comes back replays it."""
+
+    def __call__(self, launch: Callable[[], Tensor]) -> Callable[[], Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FollowShape:
+    """A round as the device half of a drafter sees it: what its part of the round is captured for."""
+
+    slots: int  # the first so many
+    width: int  # rows of each
+    drafts: int  # to make for the next round
+    edited: bool = False  # are logits changed by biases or penalties?
+
+    @property
+    def only_follows(self) -> bool:
+        """A plain round that needs no drafts after it: a half may put off its own work."""
+        return self.width == 1 and not self.drafts
+
+
+class DeviceHalf(Protocol):
+    """Follows the sequences in batch slots and drafts for their next round, without the host."""
+
+    name: str
+
+    def seat(self, slot: int, sequence_id: int, tokens: int) -> bool:
+        """Take a sequence over from the host half, with room for `tokens` tokens; False when there is none."""
+        ...
+
+    def grow(self, slot: int, tokens: int) -> bool:
+        """More room; False when there is none."""
+        ...
+
+    def leave(self, slot: int, length: int | None) -> None:
+        """Hand a sequence back with `length` tokens in its cache; None: it is over."""
+        ...
+
+    def follows(self, slot: int) -> bool:
+        """Does somebody sit there?"""
+        ...
+
+    def before_round(self, shape: FollowShape, captured: bool) -> None:
+        """A round is about to be launched, or to be captured first."""
+        ...
+
+    def may_repeat(self, shape: FollowShape) -> bool:
+        """Can such a round follow at once, with nothing captured before it?"""
+        ...
+
+    def after_pass(
+        self, shape: FollowShape, features: Tensor, chosen: Tensor, before: Tensor, accepted: Tensor
+    ) -> None:
+        """Part of a captured round. features [slots · width, …]; chosen [slots, width]; before, accepted [slots]."""
+        ...
+
+    def launched(self, shape: FollowShape) -> None:
+        """Such a round was launched."""
+        ...
+
+    def idle_values(self) -> list[tuple[Tensor, int]]:
+        """What it keeps for each slot, and what that is while nobody sits there."""
+        ...
+
+    def prepare(self, slots: int) -> None:
+        """Capture whatever rounds of so many slots may need beside themselves."""
+        ...
 
 
 class Drafter(Protocol):
@@ -67,6 +156,14 @@ class Drafter(Protocol):
 
         A lookup says how many tokens match, others just whether they can draft.
         """
+        ...
+
+    def peek(self, sequence_id: int, depth: int) -> list[int]:
+        """What it would draft now, where that costs next to nothing; else nothing. Called after `ready`."""
+        ...
+
+    def device_half(self, slots: SlotTensors, capture: Capture) -> DeviceHalf | None:
+        """The part of it that runs inside the rounds of a device, if it has one; asked once, when an engine is made."""
         ...
 
     def close(self, sequence_id: int) -> None:

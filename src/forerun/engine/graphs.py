@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.cache.device_recurrent import DeviceStates
 from forerun.cache.pages import PagePool
 from forerun.engine.probe import RowCounts
-from forerun.kernels.interface import WIDEST, Grid, Span
+from forerun.kernels.interface import WIDEST, Chunk, PassRows
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Output, Pass
 
@@ -44,14 +44,15 @@ class Graphs:
         """`launch` reads and writes static buffers only. It runs once here, so that whatever must compile does."""
         if not self.real:
             return Replay(launch, None, None)
-        beside = torch.cuda.Stream(self.device)
-        beside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(beside):
-            launch()
-        torch.cuda.current_stream(self.device).wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with no_collection(), torch.cuda.graph(graph, pool=self._pool):
-            result = launch()
+        with torch.cuda.device(self.device):  # both what is captured and where it runs follow the current one
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                launch()
+            torch.cuda.current_stream().wait_stream(beside)
+            graph = torch.cuda.CUDAGraph()
+            with no_collection(), torch.cuda.graph(graph, pool=self._pool):
+                result = launch()
         return Replay(launch, graph, result)
 
 
@@ -81,6 +82,12 @@ class Replay(Generic[Result]):
         return self._result
 
 
+def spare_tables(pool: PagePool, lanes: int, pages: int) -> list[Tensor]:
+    """A block table [lanes, pages] for each page group, in which nobody has a page."""
+    shape = (lanes, pages)
+    return [torch.full(shape, pool.spare_page, dtype=torch.int32, device=pool.device) for _ in pool.groups]
+
+
 class GraphedTarget:
     """The target on a device: passes are replayed from graphs, of rounds one per number of lanes and width."""
 
@@ -89,7 +96,7 @@ class GraphedTarget:
         self.decoder, self.pool, self.graphs = decoder, pool, graphs
         most, device = LANES[-1], pool.device
         self.position = torch.zeros(most, dtype=torch.int32, device=device)
-        self.table = torch.full((most, pages), pool.spare_page, dtype=torch.int32, device=device)
+        self.tables = spare_tables(pool, most, pages)
         self.slot = torch.full((most,), pool.spare_slot, dtype=torch.int32, device=device)
         self.counts = RowCounts(decoder)
         self.prompts = GraphedPrompts(decoder, pool, graphs, pages)
@@ -97,36 +104,38 @@ class GraphedTarget:
 
     def forward(self, batch: Pass) -> Output:
         """As `Decoder.forward`. What comes out is overwritten by the next pass."""
-        grid = batch.spans
+        rows = batch.rows
         if self.prompts.takes(batch):
             return self.prompts.forward(batch)
-        if batch.prefill or batch.wanted is not None or not isinstance(grid, Grid) or grid.width > WIDEST:
+        if batch.prefill or batch.wanted is not None or rows.width > WIDEST:
             return self.decoder.forward(batch)
-        sequences, lanes = len(grid.position), lanes_for(len(grid.position))
-        if sequences > 1 and not self.counts.keep_bits(lanes * grid.width):
-            return self._in_halves(batch, grid)
-        key = (lanes, grid.width, batch.features)
+        sequences, lanes = len(rows.position), lanes_for(len(rows.position))
+        if sequences > 1 and not self.counts.keep_bits(lanes * rows.width):
+            return self._in_halves(batch)
+        key = (lanes, rows.width, batch.features)
         if key not in self.passes:
             self._idle()
             self.passes[key] = self._capture(*key)
         tokens, replay = self.passes[key]
         self._idle()
         tokens[: len(batch.tokens)] = batch.tokens
-        self.position[:sequences] = grid.position
-        self.table[:sequences, : grid.table.shape[1]] = grid.table
-        self.slot[:sequences] = grid.slot
-        output, rows = replay(), len(batch.tokens)
-        features = None if output.features is None else output.features[:rows]
-        return Output(output.logits[:rows], output.hidden[:rows], features)
+        self.position[:sequences] = rows.position
+        for mine, theirs in zip(self.tables, rows.block_tables, strict=True):
+            mine[:sequences, : theirs.shape[1]] = theirs
+        self.slot[:sequences] = rows.slot
+        output, count = replay(), len(batch.tokens)
+        features = None if output.features is None else output.features[:count]
+        return Output(output.logits[:count], output.hidden[:count], features)
 
-    def _in_halves(self, batch: Pass, grid: Grid) -> Output:
+    def _in_halves(self, batch: Pass) -> Output:
         """Narrower passes, one after another: with so many rows at once a product changes bits."""
-        outputs = []
-        middle = (len(grid.position) + 1) // 2
+        outputs, rows = [], batch.rows
+        middle = (len(rows.position) + 1) // 2
         for part in (slice(0, middle), slice(middle, None)):
-            lanes = replace(grid, position=grid.position[part], table=grid.table[part], slot=grid.slot[part])
-            tokens = batch.tokens.view(-1, grid.width)[part].flatten()
-            output = self.forward(replace(batch, tokens=tokens, positions=tokens, spans=lanes))
+            tables = [table[part] for table in rows.block_tables]
+            half = PassRows.uniform(rows.width, rows.position[part], tables, rows.slot[part], rows.states)
+            tokens = batch.tokens.view(-1, rows.width)[part].flatten()
+            output = self.forward(replace(batch, tokens=tokens, rows=half))
             outputs.append([None if x is None else x.clone() for x in (output.logits, output.hidden, output.features)])
         logits, hidden, features = zip(*outputs, strict=True)
         return Output(torch.cat(logits), torch.cat(hidden), torch.cat(features) if batch.features else None)
@@ -134,14 +143,16 @@ class GraphedTarget:
     def _idle(self) -> None:
         """Nobody's rows: what a capture's first run writes must harm no one."""
         self.position.zero_()
-        self.table.fill_(self.pool.spare_page)
+        for table in self.tables:
+            table.fill_(self.pool.spare_page)
         self.slot.fill_(self.pool.spare_slot)
 
     def _capture(self, lanes: int, width: int, features: bool) -> tuple[Tensor, Replay[Output]]:
         tokens = torch.zeros(lanes * width, dtype=torch.int64, device=self.pool.device)
         states = () if self.pool.states is None else self.pool.states.layers
-        grid = Grid(width, self.position[:lanes], self.table[:lanes], self.slot[:lanes], states)
-        batch = Pass(tokens, tokens, grid, self.pool.layers, None, False, features)
+        tables = [table[:lanes] for table in self.tables]
+        rows = PassRows.uniform(width, self.position[:lanes], tables, self.slot[:lanes], states)
+        batch = Pass(tokens, rows, self.pool.layers, None, False, features)
         return tokens, self.graphs.capture(lambda: self.decoder.forward(batch))
 
 
@@ -158,45 +169,47 @@ class GraphedPrompts:
         device = pool.device
         self.tokens = torch.zeros(PROMPTS[-1], dtype=torch.int64, device=device)
         room = max(pages, pool.pages_for(PROMPTS[-1]))
-        self.table = torch.full((1, room), pool.spare_page, dtype=torch.int32, device=device)
+        self.tables = spare_tables(pool, 1, room)
         self.wanted = torch.zeros(1, dtype=torch.int64, device=device)
         self.start = torch.zeros(1, dtype=torch.int32, device=device)
         self.slot = torch.full((1,), pool.spare_slot, dtype=torch.int32, device=device)
-        self.state = pool.states.first_span(PROMPTS[-1]) if isinstance(pool.states, DeviceStates) else None
+        states = pool.states
+        self.state = states.first_stage(PROMPTS[-1]) if isinstance(states, DeviceStates) else None
         self.passes: dict[tuple[int, bool], Replay[Output]] = {}  # by tokens and features
 
     def takes(self, batch: Pass) -> bool:
         """Is it a first chunk?"""
-        grid = batch.spans
-        if not batch.prefill or not isinstance(grid, Grid) or grid.chunk is None:
-            return False
-        return grid.chunk.position == 0 and grid.width <= PROMPTS[-1] and batch.wanted is not None
+        chunk = batch.rows.chunk
+        first = batch.prefill and chunk is not None and chunk.position == 0
+        return first and batch.rows.width <= PROMPTS[-1] and batch.wanted is not None
 
     def forward(self, batch: Pass) -> Output:
         """As `Decoder.forward`. What comes out is overwritten by the next pass."""
-        grid, count = batch.spans, len(batch.tokens)
-        assert isinstance(grid, Grid) and batch.wanted is not None
+        rows, count = batch.rows, len(batch.tokens)
+        assert batch.wanted is not None
         key = (next(size for size in PROMPTS if size >= count), batch.features)
-        self.table.fill_(self.pool.spare_page)
+        for table in self.tables:
+            table.fill_(self.pool.spare_page)
         if key not in self.passes:
             self.wanted.zero_()
             self.passes[key] = self._capture(*key)
-        self.table[:, : grid.table.shape[1]] = grid.table
+        for mine, theirs in zip(self.tables, rows.block_tables, strict=True):
+            mine[:, : theirs.shape[1]] = theirs
         self.tokens[:count] = batch.tokens
         self.tokens[count : key[0]] = batch.tokens[-1]  # its own: nothing of another request may be near
         self.wanted.copy_(batch.wanted)
         output = self.passes[key]()
         if self.state is not None:
-            assert grid.chunk is not None and grid.chunk.state is not None
-            ours, theirs = self.state.staged, grid.chunk.state.staged
-            assert ours is not None and theirs is not None
-            theirs.state, theirs.inputs = ours.state, ours.inputs  # committed before the next pass
+            assert rows.staged is not None
+            staged = self.state[1]
+            rows.staged.state, rows.staged.inputs = staged.state, staged.inputs  # committed before the next pass
         features = None if output.features is None else output.features[:count]
         return Output(output.logits, output.hidden[:count], features)
 
     def _capture(self, count: int, features: bool) -> Replay[Output]:
-        tokens = self.tokens[:count]
-        span = Span(0, count, 0, self.table[0], self.state)
-        grid = Grid(count, self.start, self.table, self.slot, (), span, self.wanted)
-        batch = Pass(tokens, tokens, grid, self.pool.layers, self.wanted, True, features)
+        rows = PassRows.uniform(count, self.start, self.tables, self.slot)
+        rows.chunk = Chunk(0, last=self.wanted)
+        if self.state is not None:
+            rows.states, rows.staged = self.state
+        batch = Pass(self.tokens[:count], rows, self.pool.layers, self.wanted, True, features)
         return self.graphs.capture(lambda: self.decoder.forward(batch))

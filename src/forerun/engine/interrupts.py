@@ -9,6 +9,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Hold:
+    """A handler that notes the first Ctrl-C and lets the second one through."""
+
+    pressed = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.pressed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.default_int_handler(number, frame)
+        self.pressed = True
+
+
 @contextmanager
 def interrupts_held() -> Iterator[None]:
     """A KeyboardInterrupt comes after the block. Where somebody else handles the signal, nothing is done here."""
@@ -16,23 +28,31 @@ def interrupts_held() -> Iterator[None]:
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    pressed = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.default_int_handler(number, frame)
-        pressed = True
-
-    signal.signal(signal.SIGINT, note)
+    hold = Hold()
+    signal.signal(signal.SIGINT, hold)
     try:
         yield
     except Exception as error:
-        if pressed:
+        if hold.pressed:
             raise KeyboardInterrupt from error
         raise
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if pressed:
+    if hold.pressed:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupts_let_through() -> Iterator[None]:
+    """Within a held block: work that takes long and has no consequence if it is given up."""
+    hold = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if not isinstance(hold, Hold):
+        yield
+        return
+    if hold.pressed:
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, hold)

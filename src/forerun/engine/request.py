@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
 from forerun.errors import ForerunError
-from forerun.kernels.interface import WIDEST
 from forerun.sample.parameters import SamplingParams
 
-DraftChoice = Literal["auto", "off", "lookup", "mtp", "model"]
 AcceptChoice = Literal["coupled", "rejection"]
 
-DRAFT_CHOICES = ("auto", "off", "lookup", "mtp", "model")
 ACCEPT_CHOICES = ("coupled", "rejection")
-MAX_DEPTH = WIDEST - 1  # drafts per round
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +23,10 @@ class Request:
     max_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
-    draft: DraftChoice = "auto"
+    draft: str = "auto"  # one of DRAFT_CHOICES
     draft_tokens: int | None = None  # None: the engine decides
     accept: AcceptChoice = "coupled"
-    kind: str = ""  # of work, as `engine/kinds.py` guesses it
+    kind: str = ""  # of work, as `policy/kinds.py` guesses it
 
     def __post_init__(self) -> None:
         if not self.prompt:

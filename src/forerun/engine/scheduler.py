@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from forerun.cache.pages import PagePool
-from forerun.engine.request import MAX_DEPTH
+from forerun.draft.arms import MAX_DEPTH
 from forerun.engine.sequence import Sequence, Status
 from forerun.errors import ForerunError
 
@@ -45,9 +45,12 @@ class Scheduler:
         """Bring back parked sequences, oldest first, then start waiting ones in order."""
         for sequence in self.active:
             if sequence.status is Status.PARKED:
-                if not self._reclaim(sequence.cache.parked_pages + 1, slots=1):
+                if self._busy() >= self.max_sequences:
                     return  # nobody may overtake it
-                sequence.cache.unpark()
+                if sequence.cache.parked is not None:
+                    if not self._reclaim(sequence.cache.parked_pages + 1, slots=1):
+                        return
+                    sequence.cache.unpark()
                 sequence.status = sequence.resumed_status
         while self.waiting and self._busy() < self.max_sequences:
             sequence = self.waiting[0]
@@ -58,15 +61,26 @@ class Scheduler:
             sequence.status = Status.PREFILL
             self.active.append(self.waiting.popleft())
 
+    def take_back(self, sequence: Sequence) -> None:
+        """Let a sequence that was paused or had ended take part again, as soon as there is room in the rounds."""
+        if sequence not in self.active:
+            sequence.status = Status.WAITING
+            self.waiting.append(sequence)
+        elif sequence.cache.parked is not None or self._busy() >= self.max_sequences:
+            sequence.status = Status.PARKED
+        else:
+            sequence.status = sequence.resumed_status
+
     def _busy(self) -> int:
-        return sum(s.status not in (Status.FINISHED, Status.PAUSED) for s in self.active)
+        return sum(s.status in (Status.PREFILL, Status.RUNNING) for s in self.active)
 
     def _reclaim(self, pages: int, slots: int = 0) -> bool:
         """See that `pages` and `slots` are free; whoever sits idle on some is moved to host memory."""
         for sequence in self.active:
             if self.pool.free >= pages and self.pool.free_slots >= slots:
                 break
-            if sequence.status in (Status.FINISHED, Status.PAUSED) and sequence.cache.pages:
+            waits = sequence.status in (Status.FINISHED, Status.PAUSED, Status.PARKED)
+            if waits and sequence.cache.pages:
                 sequence.cache.park()
         return self.pool.free >= pages and self.pool.free_slots >= slots
 

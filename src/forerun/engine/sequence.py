@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Protocol
 
 from forerun.cache.pages import SequenceCache
-from forerun.engine.policy import Policy
 from forerun.engine.request import Request
+from forerun.policy.decision import Policy
 from forerun.sample.history import TokenHistory
 
 
@@ -109,7 +109,6 @@ class Sequence:
     counters: Counters = field(default_factory=Counters)
     warnings: list[str] = field(default_factory=list)
     error: Exception | None = None
-    tail: str = ""  # text held back until the end
     arms: list[str] = field(default_factory=list)  # drafters it may use
     told: dict[str, int] = field(default_factory=dict)  # tokens each of them has observed; those not in it are not open
 
@@ -151,6 +150,11 @@ class Sequence:
         elif self.remaining <= 0:
             self.finish("length")
         return self.status is Status.FINISHED
+
+    def fail(self, error: Exception) -> None:
+        """It cannot go on; its owner gets the error."""
+        self.error = error
+        self.finish("error")
 
     def finish(self, reason: str) -> None:
         """End it; pages stay until the owner releases them, so that it can be continued."""

@@ -207,35 +207,41 @@ def add_columns(out, bias):  # type: ignore[no-untyped-def]
 
 
 @jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
-def rotate(x, first, heads, size, cos, sin):  # type: ignore[no-untyped-def]
-    """Rotary embedding in place; the rotated part of a head is 2·cos.shape[1] wide, halves paired."""
+def rotate(x, first, heads, size, query_start, position, cos, sin):  # type: ignore[no-untyped-def]
+    """Rotary embedding in place; the rotated part of a head is 2·cos.shape[1] wide, halves paired.
+
+    Rows query_start[s] and following are those of sequence s, from position[s] on; cos and sin [positions, half].
+    """
     half = cos.shape[1]
-    for r in range(x.shape[0]):
-        for h in range(heads):
-            a = x[r, first + h * size : first + h * size + half]
-            b = x[r, first + h * size + half : first + h * size + 2 * half]
-            for i in range(half):
-                left = a[i]
-                right = b[i]
-                a[i] = left * cos[r, i] - right * sin[r, i]
-                b[i] = right * cos[r, i] + left * sin[r, i]
+    for s in range(position.shape[0]):
+        for r in range(query_start[s], query_start[s + 1]):
+            at = position[s] + r - query_start[s]
+            for h in range(heads):
+                a = x[r, first + h * size : first + h * size + half]
+                b = x[r, first + h * size + half : first + h * size + 2 * half]
+                for i in range(half):
+                    left = a[i]
+                    right = b[i]
+                    a[i] = left * cos[at, i] - right * sin[at, i]
+                    b[i] = right * cos[at, i] + left * sin[at, i]
 
 
 @jit(error_model="numpy", nogil=True)
-def store(x, key_column, value_column, start, count, position, pages, keys, values):  # type: ignore[no-untyped-def]
-    """Write rows [start, start+count) of one sequence into its pages, from `position` on.
+def store(x, key_column, value_column, query_start, position, table, keys, values):  # type: ignore[no-untyped-def]
+    """Write the rows of all sequences into the pages that table [sequences, pages] names, from position[s] on.
 
     keys [pages, heads, size, page], values [pages, heads, page, size].
     """
     heads, size, page = keys.shape[1:]
-    for r in range(count):
-        at = position + r
-        target = pages[at // page]
-        slot = at % page
-        for h in range(heads):
-            for i in range(size):
-                keys[target, h, i, slot] = x[start + r, key_column + h * size + i]
-                values[target, h, slot, i] = x[start + r, value_column + h * size + i]
+    for s in range(position.shape[0]):
+        for r in range(query_start[s], query_start[s + 1]):
+            at = position[s] + r - query_start[s]
+            target = table[s, at // page]
+            slot = at % page
+            for h in range(heads):
+                for i in range(size):
+                    keys[target, h, i, slot] = x[r, key_column + h * size + i]
+                    values[target, h, slot, i] = x[r, value_column + h * size + i]
 
 
 @jit(error_model="numpy", fastmath=CONTRACT, inline="always")
@@ -292,8 +298,19 @@ def cap(score, scale, softcap):  # type: ignore[no-untyped-def]
 
 
 @jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
-def attend(x, start, count, position, pages, keys, values, scale, window, softcap, out):  # type: ignore[no-untyped-def]
-    """Causal attention of rows [start, start+count) of one sequence; queries are the first columns of x.
+def attend(x, query_start, position, table, keys, values, scale, window, softcap, out):  # type: ignore[no-untyped-def]
+    """Causal attention of all rows; queries are the first columns of x. See `attend_head`."""
+    for s in range(position.shape[0]):
+        count = query_start[s + 1] - query_start[s]
+        for h in range(keys.shape[1]):
+            attend_head(x, query_start[s], count, position[s], table[s], keys, values, h, scale, window, softcap, out)
+
+
+@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
+def attend_head(  # type: ignore[no-untyped-def]
+    x, start, count, position, pages, keys, values, h, scale, window, softcap, out
+):
+    """Rows [start, start+count) of one sequence, with the query heads that share key head h.
 
     Pages in key order with a running maximum. A row reads only its own keys: `position` + its index + 1 of them,
     or the last `window` of those when window > 0. A `softcap` above 0 bounds the scores.
@@ -309,45 +326,44 @@ def attend(x, start, count, position, pages, keys, values, scale, window, softca
     first_page = 0
     if window > 0:
         first_page = max(0, position + 1 - window) // page
-    for h in range(kv_heads):
-        best[:] = MINUS_INFINITY
-        weight[:] = ZERO
-        gathered[:] = ZERO
-        for p in range(first_page, last_page + 1):
-            key = keys[pages[p], h]
-            value = values[pages[p], h]
-            for r in range(count):
-                stop = min(page, position + r + 1 - p * page)
-                begin = 0
-                if window > 0:
-                    begin = max(0, position + r + 1 - window - p * page)
-                if stop <= begin:
-                    continue
-                for g in range(group):
-                    query = x[start + r, (h * group + g) * size : (h * group + g + 1) * size]
-                    score[:] = ZERO
-                    add_lines(query, key, 0, size, score)  # key is [size, page]: all scores of the page at once
-                    if softcap > ZERO:
-                        cap(score, scale, softcap)
-                    for j in range(page):
-                        score[j] = score[j] * scale if begin <= j < stop else MINUS_INFINITY
-                    top = max(best[r, g], highest_of(score, halves))
-                    acc = gathered[r, g]
-                    if top > best[r, g]:
-                        shrink = ZERO
-                        if best[r, g] != MINUS_INFINITY:
-                            shrink = exponential(best[r, g] - top)
-                        weight[r, g] *= shrink
-                        for i in range(size):
-                            acc[i] *= shrink
-                        best[r, g] = top
-                    for j in range(page):
-                        score[j] = exponential(score[j] - top) if begin <= j < stop else ZERO
-                    weight[r, g] += sum_of(score, halves)
-                    add_lines(score, value, begin, stop, acc)
+    best[:] = MINUS_INFINITY
+    weight[:] = ZERO
+    gathered[:] = ZERO
+    for p in range(first_page, last_page + 1):
+        key = keys[pages[p], h]
+        value = values[pages[p], h]
         for r in range(count):
+            stop = min(page, position + r + 1 - p * page)
+            begin = 0
+            if window > 0:
+                begin = max(0, position + r + 1 - window - p * page)
+            if stop <= begin:
+                continue
             for g in range(group):
-                factor = ONE / weight[r, g]
-                target = out[start + r, (h * group + g) * size : (h * group + g + 1) * size]
-                for i in range(size):
-                    target[i] = gathered[r, g, i] * factor
+                query = x[start + r, (h * group + g) * size : (h * group + g + 1) * size]
+                score[:] = ZERO
+                add_lines(query, key, 0, size, score)  # key is [size, page]: all scores of the page at once
+                if softcap > ZERO:
+                    cap(score, scale, softcap)
+                for j in range(page):
+                    score[j] = score[j] * scale if begin <= j < stop else MINUS_INFINITY
+                top = max(best[r, g], highest_of(score, halves))
+                acc = gathered[r, g]
+                if top > best[r, g]:
+                    shrink = ZERO
+                    if best[r, g] != MINUS_INFINITY:
+                        shrink = exponential(best[r, g] - top)
+                    weight[r, g] *= shrink
+                    for i in range(size):
+                        acc[i] *= shrink
+                    best[r, g] = top
+                for j in range(page):
+                    score[j] = exponential(score[j] - top) if begin <= j < stop else ZERO
+                weight[r, g] += sum_of(score, halves)
+                add_lines(score, value, begin, stop, acc)
+    for r in range(count):
+        for g in range(group):
+            factor = ONE / weight[r, g]
+            target = out[start + r, (h * group + g) * size : (h * group + g + 1) * size]
+            for i in range(size):
+                target[i] = gathered[r, g, i] * factor

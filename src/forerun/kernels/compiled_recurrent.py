@@ -80,7 +80,17 @@ def gated_norm(x, gate, first, weight, eps, out):  # type: ignore[no-untyped-def
 
 
 @jit(error_model="numpy", nogil=True)
-def convolve(x, weight, start, count, slot, inputs, kept, recorded, final, out):  # type: ignore[no-untyped-def]
+def convolve(x, weight, query_start, slots, inputs, kept, recorded, final, out):  # type: ignore[no-untyped-def]
+    """`convolve_sequence` for the rows of all sequences."""
+    for s in range(slots.shape[0]):
+        count = query_start[s + 1] - query_start[s]
+        convolve_sequence(x, weight, query_start[s], count, slots[s], inputs, kept, recorded, final, out)
+
+
+@jit(error_model="numpy", nogil=True)
+def convolve_sequence(  # type: ignore[no-untyped-def]
+    x, weight, start, count, slot, inputs, kept, recorded, final, out
+):
     """A causal convolution per channel, then silu, for rows [start, start + count) of one sequence.
 
     inputs [slots, past + recorded rows, width]: the last `past` inputs, then the rows of the last pass, of which
@@ -121,35 +131,32 @@ def convolve(x, weight, start, count, slot, inputs, kept, recorded, final, out):
 
 
 @jit(error_model="numpy", fastmath=REASSOCIATE, nogil=True)
-def prepare_rows(  # type: ignore[no-untyped-def]
-    mixed, gates, rate, bias, start, count, key_heads, key_size, queries, prepared
-):
-    """What the recurrence reads of each row: queries [count, ·] and `prepared` rows, as they are recorded."""
+def prepare_rows(mixed, gates, rate, bias, key_heads, key_size, queries, prepared):  # type: ignore[no-untyped-def]
+    """What the recurrence reads of each row: queries [rows, ·] and `prepared` rows, as they are recorded."""
     value_heads = rate.shape[0]
     keys = key_heads * key_size
     values = mixed.shape[1] - 2 * keys
     scale = ONE / np.sqrt(np.float32(key_size))
-    for r in range(count):
-        row = start + r
+    for r in range(mixed.shape[0]):
         for h in range(key_heads):
             begin = h * key_size
             total = ZERO
             for i in range(key_size):
-                total += mixed[row, begin + i] * mixed[row, begin + i]
+                total += mixed[r, begin + i] * mixed[r, begin + i]
             factor = ONE / np.sqrt(total + L2_EPS) * scale
             for i in range(key_size):
-                queries[r, begin + i] = mixed[row, begin + i] * factor
+                queries[r, begin + i] = mixed[r, begin + i] * factor
             total = ZERO
             for i in range(key_size):
-                total += mixed[row, keys + begin + i] * mixed[row, keys + begin + i]
+                total += mixed[r, keys + begin + i] * mixed[r, keys + begin + i]
             factor = ONE / np.sqrt(total + L2_EPS)
             for i in range(key_size):
-                prepared[r, begin + i] = mixed[row, keys + begin + i] * factor
+                prepared[r, begin + i] = mixed[r, keys + begin + i] * factor
         for i in range(values):
-            prepared[r, keys + i] = mixed[row, 2 * keys + i]
+            prepared[r, keys + i] = mixed[r, 2 * keys + i]
         for h in range(value_heads):
-            prepared[r, keys + values + h] = exponential(rate[h] * softplus(gates[row, value_heads + h] + bias[h]))
-            prepared[r, keys + values + value_heads + h] = sigmoid(gates[row, h])
+            prepared[r, keys + values + h] = exponential(rate[h] * softplus(gates[r, value_heads + h] + bias[h]))
+            prepared[r, keys + values + value_heads + h] = sigmoid(gates[r, h])
 
 
 @jit(error_model="numpy", nogil=True)
@@ -220,7 +227,18 @@ def write_and_read(rows, queries, r, key, tile, change, answer):  # type: ignore
 
 @jit(error_model="numpy", nogil=True)
 def delta_rule(  # type: ignore[no-untyped-def]
-    queries, prepared, start, slot, state, record, kept, recorded, final, out
+    queries, prepared, query_start, slots, state, record, kept, recorded, final, out
+):
+    """`delta_sequence` for the rows of all sequences."""
+    for s in range(slots.shape[0]):
+        start, stop = query_start[s], query_start[s + 1]
+        mine = queries[start:stop], prepared[start:stop], out[start:stop]
+        delta_sequence(mine[0], mine[1], slots[s], state, record, kept, recorded, final, mine[2])
+
+
+@jit(error_model="numpy", nogil=True)
+def delta_sequence(  # type: ignore[no-untyped-def]
+    queries, prepared, slot, state, record, kept, recorded, final, out
 ):
     """The rows of one sequence, kept[1, slot] recorded rows of the last pass replayed first.
 
@@ -259,7 +277,7 @@ def delta_rule(  # type: ignore[no-untyped-def]
                 fade(prepared, r, key, value, decay, decay + heads, width, tile, change)
                 write_and_read(prepared, queries, r, key, tile, change, answer)
                 for j in range(width):
-                    out[start + r, h * value_size + first + j] = answer[j]
+                    out[r, h * value_size + first + j] = answer[j]
             if not recorded:
                 for i in range(key_size):
                     for j in range(width):

@@ -15,7 +15,7 @@ from forerun.kernels.interface import (
     HeadLayout,
     HeadNorms,
     LayerPages,
-    Rows,
+    PassRows,
 )
 from forerun.kernels.matrix import Matrix
 
@@ -39,18 +39,18 @@ class Composed(ABC):
         """RMS norm in place of `heads` heads starting at column `first`."""
 
     @abstractmethod
-    def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
-        """Rotary embedding in place; cos and sin [rows, rotated/2]."""
+    def rotate(self, x: Tensor, first: int, heads: int, size: int, rows: PassRows, angles: Angles) -> None:
+        """Rotary embedding in place of `heads` heads starting at column `first`."""
 
     @abstractmethod
-    def store(self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages) -> None:
+    def store(self, qkv: Tensor, layout: HeadLayout, rows: PassRows, layer: LayerPages) -> None:
         """Write the keys and values of all rows into the pages of their sequences."""
 
     @abstractmethod
-    def convolve(self, x: Tensor, layout: DeltaLayout, spans: Rows, layer: int, weight: Tensor) -> Tensor:
+    def convolve(self, x: Tensor, layout: DeltaLayout, rows: PassRows, layer: int, weight: Tensor) -> Tensor:
         """silu of a causal convolution per channel of x's first columns: [rows, layout.width]; weight [window, width].
 
-        Takes part in `Span.state`: see `RecurrentLayer`.
+        Takes part in `PassRows.states`: see `RecurrentLayer`.
         """
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Composed(ABC):
         mixed: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
-        spans: Rows,
+        rows: PassRows,
         layer: int,
         decay: Decay,
         prefill: bool,
@@ -71,14 +71,14 @@ class Composed(ABC):
         x: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
-        spans: Rows,
+        rows: PassRows,
         layer: int,
         convolution: Tensor,
         decay: Decay,
         prefill: bool,
     ) -> Tensor:
-        mixed = self.convolve(x, layout, spans, layer, convolution)
-        return self.delta_rule(mixed, gates, layout, spans, layer, decay, prefill)
+        mixed = self.convolve(x, layout, rows, layer, convolution)
+        return self.delta_rule(mixed, gates, layout, rows, layer, decay, prefill)
 
     def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool) -> Tensor:
         return before + self.linear(x, matrix, prefill)
@@ -93,7 +93,7 @@ class Composed(ABC):
         self,
         qkv: Tensor,
         layout: HeadLayout,
-        spans: Rows,
+        rows: PassRows,
         layer: LayerPages,
         angles: Angles,
         norms: HeadNorms | None,
@@ -102,9 +102,9 @@ class Composed(ABC):
             self.head_norm(qkv, 0, layout.heads, norms.queries, norms.eps)
             if layout.kv_heads:
                 self.head_norm(qkv, layout.key_column, layout.kv_heads, norms.keys, norms.eps)
-        self.rotate(qkv, 0, layout.heads + layout.kv_heads, layout.size, angles.cos, angles.sin)
+        self.rotate(qkv, 0, layout.heads + layout.kv_heads, layout.size, rows, angles)
         if layout.kv_heads:
-            self.store(qkv, layout, spans, layer)
+            self.store(qkv, layout, rows, layer)
 
     def pack_experts(self, experts: list[Expert]) -> Experts:
         return experts

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from forerun.kernels import compiled, compiled_activations
 from forerun.kernels.cpu_recurrent import RecurrentCpu
-from forerun.kernels.interface import AttentionSpec, HeadLayout, LayerPages, Rows, on_host
+from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, LayerPages, PassRows
 from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix, Weight, round_to_int8
 from forerun.kernels.prefill import prefill_attention
 
@@ -84,15 +84,6 @@ class CpuKernels(RecurrentCpu):
             compiled.add_columns(out.numpy(), matrix.bias.numpy())
         return out
 
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
-        compiled_activations.gelu_mul(gate_up.numpy(), out.numpy())
-        return out
-
-    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        compiled_activations.soft_cap(logits.numpy(), np.float32(cap))
-        return logits
-
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
         compiled.rms_norm(x.numpy(), weight.numpy(), np.float32(eps), out.numpy())
@@ -106,26 +97,31 @@ class CpuKernels(RecurrentCpu):
         compiled.silu_mul(gate_up.numpy(), out.numpy())
         return out
 
-    def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
-        compiled.rotate(x.numpy(), first, heads, size, cos.numpy(), sin.numpy())
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
+        compiled_activations.gelu_mul(gate_up.numpy(), out.numpy())
+        return out
 
-    def store(self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages) -> None:
-        rows, keys, values = qkv.numpy(), layer.keys.numpy(), layer.values.numpy()
-        for s in on_host(spans):
-            pages = s.pages.numpy()
-            columns = layout.key_column, layout.value_column
-            compiled.store(rows, *columns, s.start, s.count, s.position, pages, keys, values)
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        compiled_activations.soft_cap(logits.numpy(), np.float32(cap))
+        return logits
 
-    def attention(self, qkv: Tensor, spec: AttentionSpec, spans: Rows, layer: LayerPages, prefill: bool) -> Tensor:
+    def rotate(self, x: Tensor, first: int, heads: int, size: int, rows: PassRows, angles: Angles) -> None:
+        turns = angles.cos.numpy(), angles.sin.numpy()
+        compiled.rotate(x.numpy(), first, heads, size, rows.query_start.numpy(), rows.position.numpy(), *turns)
+
+    def store(self, qkv: Tensor, layout: HeadLayout, rows: PassRows, layer: LayerPages) -> None:
+        where = rows.query_start.numpy(), rows.position.numpy(), rows.table(layer).numpy()
+        columns = layout.key_column, layout.value_column
+        compiled.store(qkv.numpy(), *columns, *where, layer.keys.numpy(), layer.values.numpy())
+
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
         if prefill:
-            (span,) = on_host(spans)
-            return prefill_attention(qkv, spec, span, layer).contiguous()
-        out = torch.zeros(len(qkv), spec.layout.key_column)
-        rows, keys, values, target = qkv.numpy(), layer.keys.numpy(), layer.values.numpy(), out.numpy()
+            return prefill_attention(qkv, spec, rows, layer).contiguous()
+        out = torch.empty(len(qkv), spec.layout.key_column)
+        where = rows.query_start.numpy(), rows.position.numpy(), rows.table(layer).numpy()
         how = np.float32(spec.factor), spec.window, np.float32(spec.softcap)
-        for s in on_host(spans):
-            pages = s.pages.numpy()
-            compiled.attend(rows, s.start, s.count, s.position, pages, keys, values, *how, target)
+        compiled.attend(qkv.numpy(), *where, layer.keys.numpy(), layer.values.numpy(), *how, out.numpy())
         return out
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forerun.kernels import compiled_recurrent as compiled
 from forerun.kernels.composed import Composed
-from forerun.kernels.interface import Decay, DeltaLayout, Experts, Rows, on_host
+from forerun.kernels.interface import Decay, DeltaLayout, Experts, PassRows
 
 
 class RecurrentCpu(Composed):
@@ -19,16 +19,13 @@ class RecurrentCpu(Composed):
         compiled.sigmoid_gate(x.numpy(), gate.numpy(), first, gate.shape[1] - first == 1, out.numpy())
         return out
 
-    def convolve(self, x: Tensor, layout: DeltaLayout, spans: Rows, layer: int, weight: Tensor) -> Tensor:
+    def convolve(self, x: Tensor, layout: DeltaLayout, rows: PassRows, layer: int, weight: Tensor) -> Tensor:
         out = torch.empty(len(x), layout.width)
-        rows, taps, target = x.numpy(), weight.numpy(), out.numpy()
-        for s in on_host(spans):
-            assert s.state is not None
-            mine = s.state.layers[layer]
-            inputs, kept = mine.inputs.numpy(), mine.kept.numpy()
-            final = inputs[0] if s.state.staged is None else s.state.staged.inputs[layer].numpy()
-            recorded = s.state.staged is None
-            compiled.convolve(rows, taps, s.start, s.count, s.state.slot, inputs, kept, recorded, final, target)
+        mine, staged = rows.states[layer], rows.staged
+        inputs, where = mine.inputs.numpy(), (rows.query_start.numpy(), rows.slot.numpy())
+        final = inputs[0] if staged is None else staged.inputs[layer].numpy()
+        state = inputs, mine.kept.numpy(), staged is None, final
+        compiled.convolve(x.numpy(), weight.numpy(), *where, *state, out.numpy())
         return out
 
     def delta_rule(
@@ -36,26 +33,21 @@ class RecurrentCpu(Composed):
         mixed: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
-        spans: Rows,
+        rows: PassRows,
         layer: int,
         decay: Decay,
         prefill: bool,  # noqa: ARG002 - the sequential routine is fast enough here
     ) -> Tensor:
         out = torch.empty(len(mixed), layout.values)
-        rows, inputs, target = mixed.numpy(), gates.numpy(), out.numpy()
-        rate, bias = decay.rate.numpy(), decay.bias.numpy()
-        for s in on_host(spans):
-            assert s.state is not None
-            mine = s.state.layers[layer]
-            queries = np.empty((s.count, layout.key_column), np.float32)
-            prepared = np.empty((s.count, layout.record), np.float32)
-            heads = layout.key_heads, layout.key_size
-            compiled.prepare_rows(rows, inputs, rate, bias, s.start, s.count, *heads, queries, prepared)
-            state, record, kept = mine.state.numpy(), mine.record.numpy(), mine.kept.numpy()
-            final = state[0] if s.state.staged is None else s.state.staged.state[layer].numpy()
-            recorded = s.state.staged is None
-            slot = s.state.slot
-            compiled.delta_rule(queries, prepared, s.start, slot, state, record, kept, recorded, final, target)
+        queries = np.empty((len(mixed), layout.key_column), np.float32)
+        prepared = np.empty((len(mixed), layout.record), np.float32)
+        fading, heads = (decay.rate.numpy(), decay.bias.numpy()), (layout.key_heads, layout.key_size)
+        compiled.prepare_rows(mixed.numpy(), gates.numpy(), *fading, *heads, queries, prepared)
+        mine, staged = rows.states[layer], rows.staged
+        where, matrices = (rows.query_start.numpy(), rows.slot.numpy()), mine.state.numpy()
+        final = matrices[0] if staged is None else staged.state[layer].numpy()
+        state = matrices, mine.record.numpy(), mine.kept.numpy(), staged is None, final
+        compiled.delta_rule(queries, prepared, *where, *state, out.numpy())
         return out
 
     def gated_norm(self, x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:

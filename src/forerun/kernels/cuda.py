@@ -1,6 +1,7 @@
 """Bodies for NVIDIA GPUs: Triton kernels with fixed tiles for decode passes, torch's routines for prefill chunks.
 
-Every pass comes as a `Grid`. Nothing here reads device memory on the host, so that a pass can be captured as a graph.
+Every pass is uniform, see `PassRows`. Nothing here reads device memory on the host, so that a pass can be captured as a
+graph.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.cache.device_recurrent import DeviceLayer
 from forerun.kernels.gpu import attention as attend
 from forerun.kernels.gpu import experts as mixture
 from forerun.kernels.gpu import norms, recurrent, recurrent_prefill
@@ -20,13 +20,13 @@ from forerun.kernels.interface import (
     AttentionSpec,
     Decay,
     DeltaLayout,
+    DeviceLayer,
     Expert,
     Experts,
-    Grid,
     HeadLayout,
     HeadNorms,
     LayerPages,
-    Rows,
+    PassRows,
     Stacked,
 )
 from forerun.kernels.matrix import FloatMatrix, Matrix, Rounded, Weight
@@ -89,20 +89,18 @@ class CudaKernels:
         self,
         qkv: Tensor,
         layout: HeadLayout,
-        spans: Rows,
+        rows: PassRows,
         layer: LayerPages,
         angles: Angles,
         norms: HeadNorms | None,
     ) -> None:
         queries, keys, eps = (None, None, 0.0) if norms is None else (norms.queries, norms.keys, norms.eps)
-        place(qkv, layout, on_device(spans), layer, angles.cos, angles.sin, queries, keys, eps)
+        place(qkv, layout, rows, layer, angles.cos, angles.sin, queries, keys, eps)
 
-    def attention(self, qkv: Tensor, spec: AttentionSpec, spans: Rows, layer: LayerPages, prefill: bool) -> Tensor:
-        grid = on_device(spans)
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
         if prefill:
-            assert grid.chunk is not None
-            return prefill_attention(qkv, spec, grid.chunk, layer).contiguous()
-        return attend.attention(qkv, spec, grid, layer, self.counters)
+            return prefill_attention(qkv, spec, rows, layer).contiguous()
+        return attend.attention(qkv, spec, rows, layer, self.counters)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
         return norms.sigmoid_gate(x, gate, first)
@@ -112,18 +110,18 @@ class CudaKernels:
         x: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
-        spans: Rows,
+        rows: PassRows,
         layer: int,
         convolution: Tensor,
         decay: Decay,
         prefill: bool,
     ) -> Tensor:
-        grid = on_device(spans)
         if prefill:
-            assert grid.chunk is not None
-            mixed = recurrent_prefill.convolve(x, layout, [grid.chunk], layer, convolution, grid.last)
-            return recurrent_prefill.delta_rule(mixed, gates, layout, [grid.chunk], layer, decay, grid.last)
-        return recurrent.recurrence(x, gates, layout, grid, state_of(grid, layer), convolution, decay)
+            mixed = recurrent_prefill.convolve(x, layout, rows, layer, convolution)
+            return recurrent_prefill.delta_rule(mixed, gates, layout, rows, layer, decay)
+        state = rows.states[layer]
+        assert isinstance(state, DeviceLayer)
+        return recurrent.recurrence(x, gates, layout, rows, state, convolution, decay)
 
     def gated_norm(self, x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
         return norms.gated_norm(x, gate, first, weight, eps)
@@ -139,19 +137,6 @@ class CudaKernels:
         assert isinstance(experts, Stacked)
         run = mixture.grouped_experts if prefill and mixture.can_group(x, experts.down) else mixture.experts
         return run(x, ids, weights, experts.gate_up, experts.down)
-
-
-def on_device(spans: Rows) -> Grid:
-    """Bodies of a device work on its view of a pass."""
-    assert isinstance(spans, Grid)
-    return spans
-
-
-def state_of(grid: Grid, layer: int) -> DeviceLayer:
-    """The state of one recurrent layer."""
-    state = grid.states[layer]
-    assert isinstance(state, DeviceLayer)
-    return state
 
 
 def weight_of(matrix: Matrix) -> FloatMatrix:

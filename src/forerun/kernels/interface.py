@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from forerun.kernels.matrix import Matrix, Weight
@@ -99,6 +100,21 @@ class RecurrentLayer:
 
 
 @dataclass(slots=True)
+class DeviceLayer(RecurrentLayer):
+    """One recurrent layer's state on a GPU: as `RecurrentLayer`, with a spare slot at the end.
+
+    record [2, slots + 1, recorded rows, layout.record]; kept [slots + 1] int32 on the device, shared by all layers.
+    """
+
+    parity: Tensor  # [slots + 1] int32, shared by all layers: the buffer of `record` that holds the last pass
+
+    @property
+    def rows(self) -> int:
+        """The most rows of a decode pass."""
+        return self.record.shape[2]
+
+
+@dataclass(slots=True)
 class Staged:
     """State after a pass too wide to record; it counts once the pass is committed as a whole."""
 
@@ -108,39 +124,54 @@ class Staged:
 
 
 @dataclass(slots=True)
-class SpanState:
-    """Where the recurrent state of one sequence is."""
+class Chunk:
+    """What the host knows of the one sequence of a prefill pass, so that nobody has to ask a device."""
 
-    slot: int
-    layers: list[RecurrentLayer]
-    staged: Staged | None
-
-
-@dataclass(slots=True)
-class Span:
-    """The rows of one sequence in a pass."""
-
-    start: int  # its first row in the pass
-    count: int
-    position: int  # of its first row in the sequence
-    pages: Tensor  # [pages of the sequence] int32
-    state: SpanState | None = None  # of models with recurrent layers
+    position: int  # of its first row
+    slot: int = 0  # in the recurrent state
+    last: Tensor | None = None  # [1] int64: the last row that counts, where the pass is padded
 
 
 @dataclass(slots=True)
-class Grid:
-    """Rows of a pass on a GPU: `width` of each sequence, one sequence after another; the host reads none of it.
+class PassRows:
+    """Where the rows of a pass belong: those of a sequence follow each other, one sequence after another.
 
-    Lanes that no sequence uses have the spare page, the spare slot and position 0.
+    On a CPU sequences have as many rows as they like, up to `width`. On a GPU each has `width`, shorter ones padded:
+    kernels and captured graphs find a row's sequence by dividing, and the host reads nothing. Lanes that no sequence
+    uses have the spare page, the spare slot and position 0.
     """
 
-    width: int
+    query_start: Tensor  # [sequences + 1] int32 in host memory: the first row of each, and the number of rows
+    width: int  # rows of the sequence that has most
     position: Tensor  # [sequences] int32: of each sequence's first row
-    table: Tensor  # [sequences, pages] int32; entries past what a sequence holds name the spare page
+    block_tables: Sequence[Tensor]  # by page group [sequences, pages] int32; entries past what is held name any page
     slot: Tensor  # [sequences] int32, in the recurrent state
     states: Sequence[RecurrentLayer] = ()  # by recurrent layer
-    chunk: Span | None = None  # the one sequence of a prefill pass, as the host knows it
-    last: Tensor | None = None  # [1] int64: the last row of a prefill pass that counts, where it is padded
+    staged: Staged | None = None  # where the one sequence of a pass too wide to record leaves its state
+    chunk: Chunk | None = None  # of a prefill pass
+    longest: int = 0  # tokens of the longest sequence after this pass; on a GPU tables of angles are long enough
+
+    @classmethod
+    def uniform(
+        cls,
+        width: int,
+        position: Tensor,
+        block_tables: Sequence[Tensor],
+        slot: Tensor,
+        states: Sequence[RecurrentLayer] = (),
+    ) -> PassRows:
+        """`width` rows of every sequence, as a GPU has them."""
+        starts = torch.arange(0, len(position) * width + 1, width, dtype=torch.int32)
+        return cls(starts, width, position, block_tables, slot, states)
+
+    def table(self, layer: LayerPages) -> Tensor:
+        """The block tables [sequences, pages] of a layer's pages."""
+        return self.block_tables[layer.group]
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Sequence, first row and number of rows, for bodies that take one sequence after another."""
+        starts = self.query_start.tolist()
+        return [(index, starts[index], starts[index + 1] - starts[index]) for index in range(len(starts) - 1)]
 
 
 @dataclass(slots=True)
@@ -149,11 +180,12 @@ class LayerPages:
 
     keys: Tensor  # [pages, kv heads, head size, page size]
     values: Tensor  # [pages, kv heads, page size, head size]
+    group: int = 0  # of the pool's page groups: which block table names its pages
 
 
 @dataclass(slots=True)
 class Angles:
-    """Rotary embedding: cos and sin [rows, rotated / 2] of the rows of a pass; for a `Grid`, of all positions."""
+    """Rotary embedding: cos and sin [positions, rotated / 2] of all positions up to the last of a pass, and more."""
 
     cos: Tensor
     sin: Tensor
@@ -195,13 +227,6 @@ class Stacked:
 Experts = list[Expert] | Stacked
 LARGEST_TOP_K = 256  # that a device filters by itself
 WIDEST = 16  # rows of one sequence in a decode pass: a token that is known and up to 15 drafts
-Rows = list[Span] | Grid  # where the rows of a pass are: as the host knows it, or on a device
-
-
-def on_host(spans: Rows) -> list[Span]:
-    """For bodies that run where the host can read."""
-    assert isinstance(spans, list), "this body works on the host's view of a pass"
-    return spans
 
 
 class Kernels(Protocol):
@@ -262,7 +287,7 @@ class Kernels(Protocol):
         self,
         qkv: Tensor,
         layout: HeadLayout,
-        spans: Rows,
+        rows: PassRows,
         layer: LayerPages,
         angles: Angles,
         norms: HeadNorms | None,
@@ -274,7 +299,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def attention(self, qkv: Tensor, spec: AttentionSpec, spans: Rows, layer: LayerPages, prefill: bool) -> Tensor:
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
         """[rows, layout.width] → [rows, heads · size]; the pages say how many key heads there are."""
         ...
 
@@ -287,7 +312,7 @@ class Kernels(Protocol):
         x: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
-        spans: Rows,
+        rows: PassRows,
         layer: int,
         convolution: Tensor,
         decay: Decay,
@@ -297,7 +322,7 @@ class Kernels(Protocol):
 
         The first columns of x become queries, keys and values by silu of a causal convolution per channel, weights
         `convolution` [window, layout.width]; gates [rows, 2 · value heads] are β's inputs, then α's. Then for each
-        row S ← αS, S ← S + k·β(v − Sᵀk), out = Sᵀq. Takes part in `Span.state`: see `RecurrentLayer`.
+        row S ← αS, S ← S + k·β(v − Sᵀk), out = Sᵀq. Takes part in `PassRows.states`: see `RecurrentLayer`.
         """
         ...
 

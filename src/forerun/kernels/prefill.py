@@ -7,36 +7,42 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 
-from forerun.kernels.interface import AttentionSpec, DeltaLayout, LayerPages, Span
+from forerun.kernels.interface import AttentionSpec, DeltaLayout, LayerPages, PassRows
 
 DELTA_CHUNK = 64  # rows of the gated delta rule that are solved together
 DELTA_ROWS = 1024  # whose chunks are worked on side by side: more would take much memory
 
 
-def gather(span: Span, layer: LayerPages, length: int) -> tuple[Tensor, Tensor]:
-    """The first `length` keys and values of a sequence, each [kv heads, length, size]."""
+def gather(table: Tensor, layer: LayerPages, length: int, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Keys and values of the sequence of a block table [pages], from page `first` on: each [kv heads, keys, size].
+
+    Of its first `length` keys, those of pages before `first` are left out.
+    """
     page = layer.values.shape[2]
-    used = span.pages[: -(-length // page)].long()
+    used = table[first : -(-length // page)].long()
     keys = layer.keys[used].permute(1, 0, 3, 2).flatten(1, 2)  # [kv heads, pages · page, size]
     values = layer.values[used].permute(1, 0, 2, 3).flatten(1, 2)
-    return keys[:, :length], values[:, :length]
+    return keys[:, : length - first * page], values[:, : length - first * page]
 
 
-def visible(position: int, count: int, length: int, window: int, device: torch.device) -> Tensor:
-    """Which of `length` keys each of `count` rows may read: [count, length] bool."""
+def visible(position: int, count: int, begin: int, window: int, device: torch.device) -> Tensor:
+    """Which keys from `begin` to its last row each of `count` rows may read: [count, keys] bool."""
     row = torch.arange(position, position + count, device=device)[:, None]
-    key = torch.arange(length, device=device)[None, :]
+    key = torch.arange(begin, position + count, device=device)[None, :]
     mask = key <= row
     return mask & (key > row - window) if window else mask
 
 
-def prefill_attention(qkv: Tensor, spec: AttentionSpec, span: Span, layer: LayerPages) -> Tensor:
+def prefill_attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages) -> Tensor:
     """[rows, layout.width] → [rows, heads · size] for the one sequence of a prefill pass."""
-    layout, window, length = spec.layout, spec.window, span.position + span.count
-    keys, values = gather(span, layer, length)
+    assert rows.chunk is not None
+    layout, position, length = spec.layout, rows.chunk.position, rows.chunk.position + len(qkv)
+    page = layer.values.shape[2]
+    first = max(0, position + 1 - spec.window) // page if spec.window else 0  # pages before it may be gone
+    keys, values = gather(rows.table(layer)[0], layer, length, first)
     queries = qkv[:, : layout.key_column].unflatten(1, (layout.heads, layout.size)).transpose(0, 1)
-    causal = span.position == 0 and not window and not spec.softcap
-    mask = None if causal else visible(span.position, span.count, length, window, qkv.device)
+    causal = position == 0 and not spec.window and not spec.softcap
+    mask = None if causal else visible(position, len(qkv), first * page, spec.window, qkv.device)
     if mask is not None and spec.softcap:
         return capped_attention(queries, keys, values, mask, spec).transpose(0, 1).flatten(1)
     out = scaled_dot_product_attention(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.interface import AttentionSpec, HeadLayout, LayerPages, Rows, Span, on_host
+from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, LayerPages, PassRows
 from forerun.kernels.matrix import (
     DIGIT,
     FloatMatrix,
@@ -56,13 +56,6 @@ class ReferenceKernels(RecurrentReference):
         out = product * (scale[:, None] * matrix.scale)
         return out if matrix.bias is None else out + matrix.bias
 
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        rows = [row.float().chunk(2, dim=1) for row in gate_up.split(1)]
-        return torch.cat([F.gelu(gate, approximate="tanh") * up for gate, up in rows]).to(gate_up.dtype)
-
-    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        return torch.cat([cap * (row / cap).tanh() for row in logits.split(1)])
-
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.cat([self._norm_row(row, weight, eps) for row in x.split(1)]) if len(x) else x
 
@@ -83,38 +76,45 @@ class ReferenceKernels(RecurrentReference):
             rows.append((F.silu(gate) * up).to(gate_up.dtype))
         return torch.cat(rows)
 
-    def rotate(self, x: Tensor, first: int, heads: int, size: int, cos: Tensor, sin: Tensor) -> None:
-        half = cos.shape[1]
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        rows = [row.float().chunk(2, dim=1) for row in gate_up.split(1)]
+        return torch.cat([F.gelu(gate, approximate="tanh") * up for gate, up in rows]).to(gate_up.dtype)
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        return torch.cat([cap * (row / cap).tanh() for row in logits.split(1)])
+
+    def rotate(self, x: Tensor, first: int, heads: int, size: int, rows: PassRows, angles: Angles) -> None:
+        at = torch.cat([rows.position[s] + torch.arange(n, device=x.device) for s, _, n in rows.spans()])
+        cos, sin = angles.cos[at][:, None], angles.sin[at][:, None]
+        half = cos.shape[2]
         part = x[:, first : first + heads * size].unflatten(1, (heads, size))  # [rows, heads, size]
         left, right = part[..., :half].float(), part[..., half : 2 * half].float()
-        cos, sin = cos[:, None], sin[:, None]
         turned = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
         part[..., : 2 * half] = turned.to(x.dtype)
 
-    def store(self, qkv: Tensor, layout: HeadLayout, spans: Rows, layer: LayerPages) -> None:
+    def store(self, qkv: Tensor, layout: HeadLayout, rows: PassRows, layer: LayerPages) -> None:
         page = layer.values.shape[2]
         keys = qkv[:, layout.key_column : layout.value_column].unflatten(1, (layout.kv_heads, layout.size))
         values = qkv[:, layout.value_column : layout.width].unflatten(1, (layout.kv_heads, layout.size))
-        for span in on_host(spans):
-            at = torch.arange(span.position, span.position + span.count, device=qkv.device)
-            pages, slots = span.pages[at // page].long(), at % page
-            rows = slice(span.start, span.start + span.count)
-            layer.keys[pages, :, :, slots] = keys[rows]
-            layer.values[pages, :, slots] = values[rows]
+        for sequence, start, count in rows.spans():
+            at = rows.position[sequence] + torch.arange(count, device=qkv.device)
+            pages, slots = rows.table(layer)[sequence, at // page].long(), at % page
+            layer.keys[pages, :, :, slots] = keys[start : start + count]
+            layer.values[pages, :, slots] = values[start : start + count]
 
-    def attention(self, qkv: Tensor, spec: AttentionSpec, spans: Rows, layer: LayerPages, prefill: bool) -> Tensor:
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
         if prefill:
-            (span,) = on_host(spans)
-            return prefill_attention(qkv, spec, span, layer)
+            return prefill_attention(qkv, spec, rows, layer)
         out = torch.zeros(len(qkv), spec.layout.key_column, dtype=qkv.dtype, device=qkv.device)
-        for span in on_host(spans):
-            for offset in range(span.count):
-                row = span.start + offset
-                out[row] = self._attend_row(qkv[row], spec, span, layer, span.position + offset + 1)
+        for sequence, start, count in rows.spans():
+            table, length = rows.table(layer)[sequence], int(rows.position[sequence])
+            for row in range(start, start + count):
+                length += 1
+                out[row] = self._attend_row(qkv[row], spec, *gather(table, layer, length))
         return out
 
-    def _attend_row(self, row: Tensor, spec: AttentionSpec, span: Span, layer: LayerPages, length: int) -> Tensor:
-        keys, values = gather(span, layer, length)  # [kv heads, length, size]
+    def _attend_row(self, row: Tensor, spec: AttentionSpec, keys: Tensor, values: Tensor) -> Tensor:
+        """Keys and values [kv heads, length, size] up to the row's own."""
         if spec.window:
             keys, values = keys[:, -spec.window :], values[:, -spec.window :]
         layout = spec.layout

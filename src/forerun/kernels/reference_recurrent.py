@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.kernels.composed import Composed
-from forerun.kernels.interface import Decay, DeltaLayout, Experts, RecurrentLayer, Rows, on_host
+from forerun.kernels.interface import Decay, DeltaLayout, Experts, PassRows, RecurrentLayer
 from forerun.kernels.prefill import chunked_delta_rule
 
 L2_EPS = 1e-6
@@ -20,25 +20,25 @@ class RecurrentReference(Composed):
         rows = zip(x.split(1), gate[:, first:].split(1), strict=True)
         return torch.cat([(row.float() * mine.float().sigmoid()).to(x.dtype) for row, mine in rows])
 
-    def convolve(self, x: Tensor, layout: DeltaLayout, spans: Rows, layer: int, weight: Tensor) -> Tensor:
+    def convolve(self, x: Tensor, layout: DeltaLayout, rows: PassRows, layer: int, weight: Tensor) -> Tensor:
         out = torch.empty(len(x), layout.width, dtype=x.dtype, device=x.device)
         past = layout.window - 1
-        for span in on_host(spans):
-            assert span.state is not None
-            slot, mine, staged = span.state.slot, span.state.layers[layer], span.state.staged
+        mine, staged = rows.states[layer], rows.staged
+        for sequence, start, count in rows.spans():
+            slot = int(rows.slot[sequence])
             inputs = mine.inputs[slot]
             keep = int(mine.kept[0, slot])
             inputs[:past] = inputs[keep : keep + past].clone()
             mine.kept[0, slot] = 0
-            new = x[span.start : span.start + span.count, : layout.width].float()
+            new = x[start : start + count, : layout.width].float()
             line = torch.cat([inputs[:past], new])
-            for row in range(span.count):
+            for row in range(count):
                 total = (line[row : row + layout.window] * weight).sum(0)
-                out[span.start + row] = F.silu(total).to(x.dtype)
+                out[start + row] = F.silu(total).to(x.dtype)
             if staged is None:
-                inputs[past : past + span.count] = new
+                inputs[past : past + count] = new
             else:
-                staged.inputs[layer] = line[span.count :]
+                staged.inputs[layer] = line[count:]
         return out
 
     def delta_rule(
@@ -46,31 +46,31 @@ class RecurrentReference(Composed):
         mixed: Tensor,
         gates: Tensor,
         layout: DeltaLayout,
-        spans: Rows,
+        rows: PassRows,
         layer: int,
         decay: Decay,
         prefill: bool,
     ) -> Tensor:
         out = torch.empty(len(mixed), layout.values, dtype=mixed.dtype, device=mixed.device)
-        for span in on_host(spans):
-            assert span.state is not None
-            slot, mine, staged = span.state.slot, span.state.layers[layer], span.state.staged
+        mine, staged = rows.states[layer], rows.staged
+        for sequence, start, count in rows.spans():
+            slot = int(rows.slot[sequence])
             for row in mine.record[slot, : int(mine.kept[1, slot])]:
                 mine.state[slot] = advance(mine.state[slot], row, layout)
             mine.kept[1, slot] = 0
-            here = slice(span.start, span.start + span.count)
-            rows = [prepare(mixed[i], gates[i], layout, decay) for i in range(here.start, here.stop)]
+            here = slice(start, start + count)
+            ready = [prepare(mixed[i], gates[i], layout, decay) for i in range(start, start + count)]
             state = mine.state[slot]
             if prefill and staged is not None:
-                queries, prepared = (torch.stack(part) for part in zip(*rows, strict=True))
+                queries, prepared = (torch.stack(part) for part in zip(*ready, strict=True))
                 answers, state = chunked_delta_rule(queries, prepared, state, layout)
                 out[here] = answers.to(out.dtype)
             else:
-                for i, (query, row) in enumerate(rows):
+                for i, (query, row) in enumerate(ready):
                     state = advance(state, row, layout)
-                    out[span.start + i] = read(state, query, layout).to(out.dtype)
+                    out[start + i] = read(state, query, layout).to(out.dtype)
             if staged is None:
-                record(mine, slot, [row for _, row in rows])
+                record(mine, slot, [row for _, row in ready])
             else:
                 staged.state[layer] = state
         return out

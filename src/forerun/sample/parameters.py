@@ -106,6 +106,11 @@ class SamplingParams:
         """Whether the logits depend on the tokens seen so far."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    @property
+    def needs_edits(self) -> bool:
+        """Whether bias, suppression or penalties change the logits; a grammar mask is the row's own."""
+        return self.penalised or len(self.bias_ids) > 0
+
     def check_vocabulary(self, vocab: int) -> None:
         """Refuse ids the model does not have. The sampler itself ignores them."""
         for name, ids in (("logit_bias", self.logit_bias), ("suppress", self.suppress)):

@@ -31,7 +31,7 @@ class Edits:
 
 def is_plain(row: Row) -> bool:
     """Whether the row's logits are used as they are."""
-    return not (row.params.penalised or len(row.params.bias_ids) or row.allowed is not None)
+    return not row.params.needs_edits and row.allowed is None
 
 
 def edits(row: Row, vocab: int) -> Edits:

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.resources
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from forerun.errors import ForerunError
 from forerun.progress import Progress
 from forerun.train.evaluate import VOCABULARIES, choose_vocabulary, evaluate, table, tokens_per_round
 from forerun.train.head import Head
 
 SAMPLED = 0.8
 SEED = 0  # the same for every head, so that all are measured on the same answers
-
-
-def read_evaluation(path: Path | None) -> list[tuple[str, str]]:
-    """(category, prompt) of the held-out prompts: the built-in ones, or JSON lines of the user's."""
-    if path is None:
-        text = (importlib.resources.files("forerun") / "data" / "eval_prompts.jsonl").read_text(encoding="utf-8")
-    else:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ForerunError(f"cannot read the evaluation prompts in {path}") from error
-    try:
-        entries = [json.loads(line) for line in text.splitlines() if line.strip()]
-        found = [(str(entry.get("category", "all")), str(entry["prompt"])) for entry in entries]
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ForerunError(f'{path}: evaluation prompts are JSON lines with the fields "prompt", "category"') from error
-    if not found:
-        raise ForerunError(f"{path} holds no evaluation prompts")
-    return found
 
 
 def measure(

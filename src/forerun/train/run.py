@@ -18,10 +18,11 @@ from forerun.train.card import model_card
 from forerun.train.chain import fused_chain, fused_works, plain_chain
 from forerun.train.data import Writer, load_answers, save_answers
 from forerun.train.encode import Encoder
-from forerun.train.figures import measure, rate_with_ids, read_evaluation
+from forerun.train.figures import measure, rate_with_ids
 from forerun.train.generate import Answer
 from forerun.train.head import Head
 from forerun.train.loop import Record, Trainer
+from forerun.train.prompts.files import read_evaluation
 from forerun.train.prompts.overlap import Overlap
 from forerun.train.save import save_head
 from forerun.train.settings import Settings, default_taps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.train.head import Head
-from forerun.weights.checkpoint import Checkpoint
+from forerun.weights.fingerprint import fingerprint
 
 FORMAT = "forerun-mtp-head"
 VERSION = 1
@@ -54,12 +53,3 @@ def head_config(head: Head) -> dict[str, Any]:
         "head_norms": attention.head_norms,
     }
     return {"format": FORMAT, "version": VERSION, "target": target, "taps": list(head.taps), "layer": layer}
-
-
-def fingerprint(checkpoint: Checkpoint) -> str:
-    """Identity of the source tensors; empty in a version that cannot tell yet."""
-    try:
-        module = importlib.import_module("forerun.weights.fingerprint")
-    except ModuleNotFoundError:
-        return ""
-    return str(module.fingerprint(checkpoint))

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
-from forerun.kernels.interface import AttentionSpec, Grid, LayerPages
+from forerun.kernels.interface import AttentionSpec, LayerPages, PassRows
 
 TILE = 16  # rows of a product: the least that tensor cores take
 LONGEST_BLOCK = 64  # keys
@@ -247,16 +248,17 @@ def splits(kv_heads: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
-def attention(qkv: Tensor, spec: AttentionSpec, grid: Grid, layer: LayerPages, counters: Tensor) -> Tensor:
+@on_its_device
+def attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, counters: Tensor) -> Tensor:
     """[rows, layout.width or more] → [rows, heads · size]; the rows' own keys and values are in the pages already.
 
     Counters are zero before and after.
     """
-    layout, sequences, (kv_heads, page) = spec.layout, len(grid.position), layer.values.shape[1:3]
-    group = layout.heads // kv_heads
+    layout, sequences, (kv_heads, page) = spec.layout, len(rows.position), layer.values.shape[1:3]
+    group, table = layout.heads // kv_heads, rows.table(layer)
     padded = max(16, triton.next_power_of_2(layout.size))
     block = min(page, LONGEST_BLOCK, BLOCK_AREA // padded)
-    lanes = kv_heads * triton.cdiv(grid.width * group, TILE)
+    lanes = kv_heads * triton.cdiv(rows.width * group, TILE)
     parts = splits(kv_heads)
     many = max(1, min(8, parts, MERGED // padded))
     assert page >= 16 and page % block == 0 and counters.numel() >= sequences * lanes
@@ -268,16 +270,16 @@ def attention(qkv: Tensor, spec: AttentionSpec, grid: Grid, layer: LayerPages, c
         qkv,
         layer.keys,
         layer.values,
-        grid.position,
-        grid.table,
+        rows.position,
+        table,
         out,
         partial,
         sums[0],
         sums[1],
         counters,
-        grid.width,
-        grid.table.stride(0),
-        grid.table.shape[1],
+        rows.width,
+        table.stride(0),
+        table.shape[1],
         qkv.stride(0),
         layer.keys.stride(0),
         layer.values.stride(0),

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forerun.kernels.gpu.filtering import Limits, order
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.sample import noise, portable
 
@@ -180,6 +181,7 @@ def scratch_for(rows: int, vocab: int, device: torch.device) -> tuple[Tensor, Te
     return torch.empty(shape, dtype=torch.float64, device=device), torch.empty(shape, dtype=torch.int64, device=device)
 
 
+@on_its_device
 def choose_tokens(
     logits: Tensor,
     vocab: int,

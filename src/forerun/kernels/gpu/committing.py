@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forerun.kernels.gpu.choosing import UNDECIDED
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import WIDEST
 
@@ -68,6 +69,7 @@ def _accept(
             tl.store(parity + place, tl.load(parity + place) ^ 1)
 
 
+@on_its_device
 def accept(
     tokens: Tensor,
     chosen: Tensor,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.norms import silu_mul
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 
@@ -29,6 +30,7 @@ def aligned(x: Tensor) -> Tensor:
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
+@on_its_device
 def route(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
     """The `top` largest of each row in ascending order of their ids, and their softmax.
 
@@ -96,6 +98,7 @@ def groups_natively(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
+@on_its_device
 def grouped_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """As `experts` up to rounding, for a prefill chunk: the rows of an expert together, so that it is read once."""
     rows, top = ids.shape
@@ -108,6 +111,7 @@ def grouped_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, do
     return (parts.view(rows, top, -1).float() * weights[..., None]).sum(1).to(x.dtype)
 
 
+@on_its_device
 def experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Σ weight · expert(row) over the experts of each row, whose ids come in ascending order: [rows, hidden].
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import LARGEST_TOP_K
 from forerun.sample import portable
@@ -219,6 +220,7 @@ class Limits(typing.NamedTuple):
     undecided: Tensor  # [R] int32: 1 where the host must decide
 
 
+@on_its_device
 def find_limits(
     logits: Tensor, vocab: int, temperature: Tensor, top_k: Tensor, top_p: Tensor, offset: Tensor
 ) -> Limits:

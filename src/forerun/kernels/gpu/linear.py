@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from forerun.kernels.gpu.guard import current
 from forerun.kernels.gpu.overlap import let_next_in, overlaps, wait_for_previous
 from forerun.kernels.matrix import FloatMatrix
 
@@ -155,6 +156,19 @@ class Products:
         residual: Tensor | None = None,
         dtype: torch.dtype | None = None,
         cut: Tiling | None = None,
+    ) -> Tensor:
+        """See `run`; on the device of x."""
+        with current(x.device):
+            return self.run(x, matrix, gated, residual, dtype, cut)
+
+    def run(
+        self,
+        x: Tensor,
+        matrix: FloatMatrix,
+        gated: bool,
+        residual: Tensor | None,
+        dtype: torch.dtype | None,
+        cut: Tiling | None,
     ) -> Tensor:
         """x [rows, in] → [rows, out]: with `gated` silu(first half) · second half; plus `residual`; in `dtype`."""
         (outputs, inputs), rows = matrix.shape, len(x)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 
 COLUMNS = 1024  # of a row in one program of an element-wise operation
@@ -110,6 +111,7 @@ def _gated_norm(
     tl.store(out + row * (HEADS * SIZE) + first + column, wide.to(out.dtype.element_ty), mask=inside)
 
 
+@on_its_device
 def embed(tokens: Tensor, table: Tensor) -> Tensor:
     """Rows [rows, width] of table [vocab, width]; tokens [rows] int64."""
     rows, width = len(tokens), table.shape[1]
@@ -120,6 +122,7 @@ def embed(tokens: Tensor, table: Tensor) -> Tensor:
     return out
 
 
+@on_its_device
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[rows, width] → [rows, width]; x may be a slice of columns."""
     rows, width = x.shape
@@ -132,6 +135,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+@on_its_device
 def silu_mul(gate_up: Tensor) -> Tensor:
     """[rows, 2 · width] → silu(first half) · second half: [rows, width]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -144,6 +148,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
+@on_its_device
 def sigmoid_gate(x: Tensor, gate: Tensor, first: int) -> Tensor:
     """x [rows, width] · sigmoid of columns `first` and following of gate; a gate with one column left is shared."""
     rows, width = x.shape
@@ -166,6 +171,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor, first: int) -> Tensor:
     return out
 
 
+@on_its_device
 def gated_norm(x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
     """RMS norm of each head of x [rows, heads · size], times weight, times silu of gate's columns from `first`."""
     rows, size = len(x), len(weight)

@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
-from forerun.kernels.interface import Grid, HeadLayout, LayerPages
+from forerun.kernels.interface import HeadLayout, LayerPages, PassRows
 
 
 @triton.jit
@@ -123,10 +124,11 @@ def _place(
         _write(place, left, right, rest, pair, other, 1, SIZE, HALF)
 
 
+@on_its_device
 def place(
     qkv: Tensor,
     layout: HeadLayout,
-    grid: Grid,
+    rows: PassRows,
     layer: LayerPages,
     cos: Tensor,
     sin: Tensor,
@@ -138,22 +140,22 @@ def place(
 
     cos and sin [positions, half] float32 of all positions; norms [size] float32. Keys in qkv stay as they were.
     """
-    half = cos.shape[1]
+    half, table = cos.shape[1], rows.table(layer)
     assert cos.is_contiguous() and sin.is_contiguous() and 2 * half <= layout.size
     assert qkv.stride(1) == 1 and layer.keys[0].is_contiguous() and layer.values[0].is_contiguous()
     _place[(len(qkv), layout.heads + 2 * layout.kv_heads)](
         qkv,
         layer.keys,
         layer.values,
-        grid.position,
-        grid.table,
+        rows.position,
+        table,
         cos,
         sin,
         query_norm,
         key_norm,
         eps,
-        grid.width,
-        grid.table.stride(0),
+        rows.width,
+        table.stride(0),
         qkv.stride(0),
         layer.keys.stride(0),
         layer.values.stride(0),

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.cache.device_recurrent import DeviceLayer
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
-from forerun.kernels.interface import Decay, DeltaLayout, Grid
+from forerun.kernels.interface import Decay, DeltaLayout, DeviceLayer, PassRows
 from forerun.kernels.reference_recurrent import L2_EPS
 
 WARPS = 16  # of a program that prepares rows: four entries for each thread
@@ -23,18 +23,19 @@ LANES = 8  # of a warp that share a column of such a part
 STAGES = 4  # of the loop over rows: three are on their way while one is worked on
 
 
+@on_its_device
 def recurrence(
-    x: Tensor, gates: Tensor, layout: DeltaLayout, grid: Grid, layer: DeviceLayer, convolution: Tensor, decay: Decay
+    x: Tensor, gates: Tensor, layout: DeltaLayout, rows: PassRows, layer: DeviceLayer, convolution: Tensor, decay: Decay
 ) -> Tensor:
     """The mixed rows of each sequence: [rows, layout.values]; convolution [window, layout.width].
 
     The first columns of x are convolved; the first columns of gates are β's inputs, then α's.
     """
-    rows, sequences, early = len(x), len(grid.slot), overlaps(x.device)
+    count, sequences, early = len(x), len(rows.slot), overlaps(x.device)
     assert x.data_ptr() % 16 == 0, "Triton compiles other code for other addresses"
-    assert x.stride(1) == gates.stride(1) == 1 and convolution.is_contiguous() and grid.width <= layer.rows
-    queries = torch.empty(rows, layout.key_column + layout.key_heads, device=x.device)  # and their products with keys
-    out = torch.empty(rows, layout.values, dtype=x.dtype, device=x.device)
+    assert x.stride(1) == gates.stride(1) == 1 and convolution.is_contiguous() and rows.width <= layer.rows
+    queries = torch.empty(count, layout.key_column + layout.key_heads, device=x.device)  # and their products with keys
+    out = torch.empty(count, layout.values, dtype=x.dtype, device=x.device)
     keys, values = triton.next_power_of_2(layout.key_size), layout.values
     parts = layout.key_heads + triton.cdiv(values, keys) + 1
     _prepare[(parts, sequences)](
@@ -44,12 +45,12 @@ def recurrence(
         queries,
         layer.inputs,
         layer.record,
-        grid.slot,
+        rows.slot,
         layer.kept,
         layer.parity,
         decay.rate,
         decay.bias,
-        grid.width,
+        rows.width,
         x.stride(0),
         gates.stride(0),
         layer.record.shape[1],
@@ -74,10 +75,10 @@ def recurrence(
         out,
         layer.state,
         layer.record,
-        grid.slot,
+        rows.slot,
         layer.kept,
         layer.parity,
-        grid.width,
+        rows.width,
         layer.record.shape[1],
         KEY_HEADS=layout.key_heads,
         VALUE_HEADS=layout.value_heads,

@@ -1,7 +1,7 @@
 """Recurrent layers in a prefill chunk of one sequence: all rows at once, in torch's own routines.
 
 The state after the chunk is staged, see `DeviceStates`; nothing of an earlier pass is left to replay. Rows after
-`last`, where it is given, are padding: they leave the state alone, and what comes out of them is of no use.
+`Chunk.last`, where it is given, are padding: they leave the state alone, and what comes out of them is of no use.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.interface import Decay, DeltaLayout, Span, SpanState, Staged
+from forerun.kernels.interface import Chunk, Decay, DeltaLayout, PassRows, Staged
 from forerun.kernels.prefill import chunked_delta_rule
 from forerun.kernels.reference_recurrent import L2_EPS
 
 
-def convolve(
-    x: Tensor, layout: DeltaLayout, spans: list[Span], layer: int, weight: Tensor, last: Tensor | None = None
-) -> Tensor:
+def convolve(x: Tensor, layout: DeltaLayout, rows: PassRows, layer: int, weight: Tensor) -> Tensor:
     """silu of a causal convolution per channel of x's first columns: [rows, layout.width]; weight [window, width]."""
-    state, staged = _staging(spans)
-    past = layout.window - 1
-    line = torch.cat([state.layers[layer].inputs[state.slot, :past], x[:, : layout.width].float()])
+    chunk, staged = _staging(rows)
+    past, last = layout.window - 1, chunk.last
+    line = torch.cat([rows.states[layer].inputs[chunk.slot, :past], x[:, : layout.width].float()])
     total = line[: len(x)] * weight[0]
     for tap in range(1, layout.window):
         total.addcmul_(line[tap : tap + len(x)], weight[tap])
@@ -29,19 +27,11 @@ def convolve(
     return F.silu(total, inplace=True).to(x.dtype)
 
 
-def delta_rule(
-    mixed: Tensor,
-    gates: Tensor,
-    layout: DeltaLayout,
-    spans: list[Span],
-    layer: int,
-    decay: Decay,
-    last: Tensor | None = None,
-) -> Tensor:
+def delta_rule(mixed: Tensor, gates: Tensor, layout: DeltaLayout, rows: PassRows, layer: int, decay: Decay) -> Tensor:
     """The recurrence over the rows of the chunk, in float32: [rows, layout.values]."""
-    state, staged = _staging(spans)
-    queries, rows = prepare(mixed, gates, layout, decay, last)
-    answers, staged.state[layer] = chunked_delta_rule(queries, rows, state.layers[layer].state[state.slot], layout)
+    chunk, staged = _staging(rows)
+    before = rows.states[layer].state[chunk.slot]
+    answers, staged.state[layer] = chunked_delta_rule(*prepare(mixed, gates, layout, decay, chunk.last), before, layout)
     return answers.to(mixed.dtype)
 
 
@@ -62,7 +52,6 @@ def prepare(
     return queries * layout.key_size**-0.5, rows
 
 
-def _staging(spans: list[Span]) -> tuple[SpanState, Staged]:
-    (span,) = spans
-    assert span.state is not None and span.state.staged is not None, "state of a prefill pass is staged"
-    return span.state, span.state.staged
+def _staging(rows: PassRows) -> tuple[Chunk, Staged]:
+    assert rows.chunk is not None and rows.staged is not None, "state of a prefill pass is staged"
+    return rows.chunk, rows.staged

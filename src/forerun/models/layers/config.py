@@ -94,11 +94,6 @@ class DecoderConfig:
         return self.attention[0].layout
 
     @property
-    def attention_layers(self) -> int:
-        """Layers that keep keys and values."""
-        return len(self.attention)
-
-    @property
     def delta(self) -> DeltaLayout | None:
         """The shape of recurrent layers, in families that have them."""
         return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, DeltaLayout)), None)

@@ -30,7 +30,7 @@ class AttentionMixer:
     def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, batch: Pass, angles: AllAngles) -> Tensor:
         """[rows, hidden] → `before`, if any, and what it adds; keys and values of every row go to their pages."""
         projected = self.fill(kernels, x, batch, angles)
-        out = kernels.attention(projected, self.spec, batch.spans, batch.pages[self.index], batch.prefill)
+        out = kernels.attention(projected, self.spec, batch.rows, batch.pages[self.index], batch.prefill)
         if self.gated:
             out = kernels.sigmoid_gate(out, projected, self.spec.layout.width)
         return added(kernels, out, self.output, before, batch.prefill)
@@ -39,7 +39,7 @@ class AttentionMixer:
         """The first part, up to keys and values in their pages: what `project` gives, queries ready."""
         projected = kernels.linear(x, self.project, batch.prefill)
         pages = batch.pages[self.index]
-        kernels.place(projected, self.spec.layout, batch.spans, pages, angles[self.rope], self.head_norms)
+        kernels.place(projected, self.spec.layout, batch.rows, pages, angles[self.rope], self.head_norms)
         return projected
 
     def matrices(self) -> list[Matrix]:
@@ -69,7 +69,7 @@ class DeltaMixer:
         if self.gates is not None:
             gates = kernels.linear(x, self.gates, prefill)
         out = kernels.recurrence(
-            projected, gates, layout, batch.spans, self.index, self.convolution, self.decay, prefill
+            projected, gates, layout, batch.rows, self.index, self.convolution, self.decay, prefill
         )
         out = kernels.gated_norm(out, projected, layout.width, self.norm, self.eps)
         return added(kernels, out, self.output, before, prefill)

@@ -60,7 +60,7 @@ class MtpHead:
     def forward(self, hidden: Tensor, batch: Pass) -> Tensor:
         """Outputs of the wanted rows. `hidden` [rows, hidden]: fused features, or the head's own outputs.
 
-        `batch.tokens` are the tokens after each slot, `batch.positions` the slots.
+        `batch.tokens` are the tokens after each slot.
         """
         x = self.block.forward(self.kernels, self._join(hidden, batch), batch, self.rope.angles(batch))
         if batch.wanted is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import Angles, Grid
+from forerun.kernels.interface import Angles
 from forerun.models.layers.rows import Pass
 from forerun.weights.config_reader import ConfigReader
 
@@ -141,24 +141,26 @@ class Rope:
 
     def at(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
         """cos and sin [rows, size/2] at `positions`, none of them above `highest`."""
-        if highest >= len(self.cos):
-            assert not self.fixed, "graphs may read the table where it is"
-            # Doubling keeps growth rare; an entry does not depend on the table's length.
-            angles = torch.arange(max(2 * len(self.cos), highest + 1, 512), device=self.inverse.device)
-            turned = angles.float()[:, None] * self.inverse
-            self.cos, self.sin = turned.cos() * self.amplitude, turned.sin() * self.amplitude
+        self._fill(highest + 1)
         return self.cos[positions], self.sin[positions]
 
     def angles(self, batch: Pass) -> Angles:
-        """Of the rows of a pass. A device finds its rows in the table itself, which `reserve` must have filled."""
-        if isinstance(batch.spans, Grid):
-            return Angles(self.cos, self.sin)
-        return Angles(*self.at(batch.positions, batch.highest))
+        """Of all positions: each row of a pass finds its own. For a device `reserve` must have filled the table."""
+        self._fill(batch.rows.longest)
+        return Angles(self.cos, self.sin)
 
     def reserve(self, positions: int) -> None:
         """Fill the table up to `positions` now: a captured graph cannot make it grow, and wants it where it is."""
-        self.at(torch.zeros(0, dtype=torch.long, device=self.inverse.device), positions - 1)
+        self._fill(positions)
         self.fixed = True
+
+    def _fill(self, positions: int) -> None:
+        if positions > len(self.cos):
+            assert not self.fixed, "graphs may read the table where it is"
+            # Doubling keeps growth rare; an entry does not depend on the table's length.
+            angles = torch.arange(max(2 * len(self.cos), positions, 512), device=self.inverse.device)
+            turned = angles.float()[:, None] * self.inverse
+            self.cos, self.sin = turned.cos() * self.amplitude, turned.sin() * self.amplitude
 
 
 class RopeTables:

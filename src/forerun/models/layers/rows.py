@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from forerun.cache.pages import SequenceCache
-from forerun.kernels.interface import Grid, LayerPages, Rows, Span
+from forerun.kernels.interface import Chunk, LayerPages, PassRows
+
+Work = list[tuple[SequenceCache, list[int]]]  # tokens to feed to each sequence
 
 
 @dataclass(slots=True)
@@ -18,66 +22,69 @@ class Pass:
     """All rows of one pass: a decode round of many sequences, or one prefill chunk of one sequence."""
 
     tokens: Tensor  # [rows] int64
-    positions: Tensor  # [rows] int64; of a `Grid` nobody asks
-    spans: Rows
+    rows: PassRows
     pages: list[LayerPages]  # one per layer
     wanted: Tensor | None  # rows whose logits are needed, [n] int64; None = all
     prefill: bool
     features: bool = False  # does a drafter want to see inside?
 
-    @property
-    def highest(self) -> int:
-        """The largest position in the pass."""
-        assert isinstance(self.spans, list)
-        return max(span.position + span.count for span in self.spans) - 1
-
     def start(self, index: int) -> int:
         """The first row of sequence number `index`."""
-        return index * self.spans.width if isinstance(self.spans, Grid) else self.spans[index].start
+        return int(self.rows.query_start[index])
+
+    def lay_out(self, parts: list[Tensor]) -> Tensor:
+        """What goes with the tokens of each sequence, each [tokens, size], as rows of the pass: padded where it is."""
+        room = self.rows.query_start.diff().tolist()
+        return torch.cat([pad(part, (0, 0, 0, rows - len(part))) for part, rows in zip(parts, room, strict=True)])
 
 
-def make_pass(
-    work: list[tuple[SequenceCache, list[int]]], *, last_only: bool, prefill: bool = False, features: bool = False
-) -> Pass:
+def make_pass(work: Work, *, last_only: bool, prefill: bool = False, features: bool = False) -> Pass:
     """Tokens to feed to each sequence, as one pass. `last_only`: logits after the last token of each sequence."""
     pool = work[0][0].pool
-    if pool.on_device:
-        return _device_pass(work, last_only, prefill, features)
-    tokens: list[int] = []
-    positions: list[int] = []
-    spans: list[Span] = []
-    last: list[int] = []
-    for cache, mine in work:
-        spans.append(cache.span(len(tokens), len(mine)))
-        tokens += mine
-        positions += range(cache.length, cache.length + len(mine))
-        last.append(len(tokens) - 1)
-    wanted = torch.tensor(last, device=pool.device) if last_only else None
-    ids, places = torch.tensor(tokens, device=pool.device), torch.tensor(positions, device=pool.device)
-    return Pass(ids, places, spans, pool.layers, wanted, prefill, features)
+    assert len(work) == 1 or not prefill
+    staged = [cache.begin(len(mine), prefill) for cache, mine in work]
+    assert len(work) == 1 or not any(staged), "only a sequence alone may have more rows than are recorded"
+    rows, tokens, last = (_uniform_rows if pool.on_device else _ragged_rows)(work)
+    rows.states = () if pool.states is None else pool.states.layers
+    rows.staged = staged[0]
+    if prefill:
+        cache = work[0][0]
+        rows.chunk = Chunk(cache.length, cache.slot or 0)
+    return Pass(tokens, rows, pool.layers, last if last_only else None, prefill, features)
 
 
-def _device_pass(work: list[tuple[SequenceCache, list[int]]], last_only: bool, prefill: bool, features: bool) -> Pass:
-    """As a `Grid`: shorter sequences get rows that nobody looks at, written where nothing is kept."""
+def _ragged_rows(work: Work) -> tuple[PassRows, Tensor, Tensor]:
+    """Rows, their tokens and the last row of each sequence; every sequence has as many rows as tokens."""
+    device = work[0][0].pool.device
+    counts = [len(mine) for _, mine in work]
+    starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+    numbers = [(cache.length, cache.slot or 0) for cache, _ in work]
+    position, slot = torch.tensor(numbers, dtype=torch.int32, device=device).T.contiguous()
+    tables = [
+        each[0][None] if len(each) == 1 else pad_sequence(list(each), batch_first=True)
+        for each in zip(*(cache.tables for cache, _ in work), strict=True)
+    ]
+    longest = max(cache.length + len(mine) for cache, mine in work)
+    tokens = torch.tensor([token for _, mine in work for token in mine], device=device)
+    last = (starts[1:] - 1).long().to(device)
+    return PassRows(starts, max(counts), position, tables, slot, longest=longest), tokens, last
+
+
+def _uniform_rows(work: Work) -> tuple[PassRows, Tensor, Tensor]:
+    """As a device has them: shorter sequences get rows that nobody looks at, written where nothing is kept."""
     pool = work[0][0].pool
     width = max(len(mine) for _, mine in work)
     pages = max(pool.pages_for(cache.length + width) for cache, _ in work)
-    ids: list[int] = []
-    spans, slots, last = [], [], []
-    table: list[int] = []
-    for index, (cache, mine) in enumerate(work):
-        spans.append(cache.span(index * width, len(mine), prefill))
-        ids += mine + [0] * (width - len(mine))
-        held = cache.pages[:pages]
-        table += held + [pool.spare_page] * (pages - len(held))
-        slots.append(pool.spare_slot if cache.slot is None else cache.slot)
-        last.append(index * width + len(mine) - 1)
+    ids = [token for _, mine in work for token in mine + [0] * (width - len(mine))]
+    padding = [pool.spare_page] * pages
+    groups = range(len(pool.groups))
+    tables = [[page for cache, _ in work for page in (cache.blocks[group] + padding)[:pages]] for group in groups]
     places = [cache.length for cache, _ in work]
-    position, entries, slot, tokens, wanted = upload([places, table, slots, ids, last], pool.device)
-    states = () if pool.states is None else pool.states.layers
-    grid = Grid(width, position, entries.view(len(work), pages), slot, states, spans[0] if prefill else None)
-    rows = tokens.long()
-    return Pass(rows, rows, grid, pool.layers, wanted.long() if last_only else None, prefill, features)
+    slots = [pool.spare_slot if cache.slot is None else cache.slot for cache, _ in work]
+    last = [index * width + len(mine) - 1 for index, (_, mine) in enumerate(work)]
+    position, slot, tokens, ends, *entries = upload([places, slots, ids, last, *tables], pool.device)
+    rows = PassRows.uniform(width, position, [table.view(len(work), pages) for table in entries], slot)
+    return rows, tokens.long(), ends.long()
 
 
 def upload(parts: list[list[int]], device: torch.device) -> list[Tensor]:

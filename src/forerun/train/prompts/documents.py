@@ -9,29 +9,6 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-MODULES = (
-    *(
-        "argparse",
-        "ast",
-        "base64",
-        "bisect",
-        "calendar",
-        "cmd",
-        "collections",
-        "colorsys",
-        "configparser",
-        "contextlib",
-    ),
-    *("copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "dis", "doctest", "email", "enum", "fileinput"),
-    *("fnmatch", "fractions", "functools", "getpass", "gettext", "glob", "gzip", "hashlib", "heapq", "hmac", "html"),
-    *("http", "imaplib", "inspect", "ipaddress", "json", "keyword", "linecache", "locale", "logging", "mailbox"),
-    *("mimetypes", "netrc", "ntpath", "numbers", "operator", "optparse", "os", "pathlib", "pickle", "platform"),
-    *("plistlib", "poplib", "posixpath", "pprint", "profile", "queue", "quopri", "random", "reprlib", "sched"),
-    *("secrets", "selectors", "shelve", "shlex", "shutil", "smtplib", "socket", "socketserver", "statistics", "string"),
-    *("stringprep", "subprocess", "tabnanny", "tarfile", "tempfile", "textwrap", "threading", "timeit", "token"),
-    *("tokenize", "trace", "traceback", "turtle", "types", "typing", "unittest", "urllib", "uuid", "wave", "weakref"),
-    *("webbrowser", "xml", "zipapp", "zipfile"),
-)
 SHORTEST, LONGEST = 120, 1600
 
 

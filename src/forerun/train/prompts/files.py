@@ -1,9 +1,10 @@
-"""Prompts from a file or folder of the user's."""
+"""Prompts from files: the user's own, and those that heads are measured on."""
 
 from __future__ import annotations
 
 import json
 import re
+from importlib.resources import files as package_files
 from pathlib import Path
 
 from forerun.errors import ForerunError
@@ -28,6 +29,25 @@ def read_prompts(path: Path) -> list[str]:
     found = [prompt for file in files for prompt in _read(file)]
     if not found:
         raise ForerunError(f'{path} holds no prompts: write one per line, or JSON lines with a field "prompt"')
+    return found
+
+
+def read_evaluation(path: Path | None) -> list[tuple[str, str]]:
+    """(category, prompt) of the held-out prompts: the built-in ones, or JSON lines of the user's."""
+    if path is None:
+        text = package_files("forerun").joinpath("data/eval_prompts.jsonl").read_text(encoding="utf-8")
+    else:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ForerunError(f"cannot read the evaluation prompts in {path}") from error
+    try:
+        entries = [json.loads(line) for line in text.splitlines() if line.strip()]
+        found = [(str(entry.get("category", "all")), str(entry["prompt"])) for entry in entries]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ForerunError(f'{path}: evaluation prompts are JSON lines with the fields "prompt", "category"') from error
+    if not found:
+        raise ForerunError(f"{path} holds no evaluation prompts")
     return found
 
 

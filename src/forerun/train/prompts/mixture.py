@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.train.prompts import documents
+from forerun.train.prompts.material import read_material
 from forerun.train.prompts.passages import code_prompt, excerpt, notice, passage_prompt
 from forerun.train.prompts.puzzles import puzzle_prompt
 from forerun.train.prompts.reading import reading_prompt
@@ -17,52 +18,8 @@ from forerun.train.prompts.translation import translation_prompt
 
 Prompt = str | list[dict[str, str]]  # a user's text, or a whole conversation
 
-SYSTEMS = [
-    "You are a helpful assistant.",
-    "You are a helpful assistant that answers briefly.",
-    "You are an expert programmer. Answer with code and short explanations.",
-    "You are a friendly tutor who explains step by step.",
-    "You are a translator. Reply with the translation only.",
-    "Answer in the style of {role}.",
-    "You are a customer service agent of {company}. Be polite.",
-    "You are a writing assistant. Keep a {tone} tone.",
-    "Reply in JSON only.",
-    "You are an assistant that helps people with {topic}.",
-]
-FOLLOW_UPS = [
-    "Can you make it shorter?",
-    "can you explain that in more detail?",
-    "Why?",
-    "Give me an example.",
-    "Thanks! Can you also say something about {topic}?",
-    "Rewrite your answer in a {tone} tone.",
-    "Translate your answer into {language}.",
-    "Summarize your answer in one sentence.",
-    "ok, and what about {topic}?",
-    "Are you sure? Check it again.",
-    "Turn that into a bullet list.",
-    "Now explain it to {audience}.",
-    "Great, another one please.",
-    "What would be the next step?",
-    "I don't understand the last part.",
-    "Make it sound more natural.",
-    "Could you write that as a table?",
-    "What are the downsides?",
-    "How is this different from {topic}?",
-    "Continue.",
-    "Change the name to {name} and repeat it.",
-    "Can you add a title and a conclusion?",
-]
-SHARES = {
-    "templates": 0.24,
-    "talk": 0.19,
-    "translation": 0.13,
-    "reading": 0.12,
-    "puzzles": 0.10,
-    "notices": 0.08,
-    "documentation": 0.06,
-    "code": 0.08,
-}
+TEXTS = read_material("mixture")
+SHARES: dict[str, float] = TEXTS["shares"]
 WRITERS: dict[str, Callable[[random.Random], str]] = {
     "templates": template_prompt,
     "talk": talk_prompt,
@@ -84,7 +41,7 @@ class Corpus:
 
 def read_corpus(texts: Path | None = None) -> Corpus:
     """What comes with Python, and the texts of a folder of the user's."""
-    docstrings, functions = documents.docstrings_and_functions(documents.MODULES)
+    docstrings, functions = documents.docstrings_and_functions(TEXTS["modules"])
     added = documents.folder_paragraphs(texts) if texts else []
     return Corpus(documents.manual_paragraphs(), docstrings, functions, added)
 
@@ -115,7 +72,7 @@ def built_in_prompts(seed: int, corpus: Corpus) -> Iterator[Prompt]:
 def _with_system(text: str, chance: random.Random) -> Prompt:
     if chance.random() > 0.06:
         return text
-    system = fill(chance.choice(SYSTEMS), chance)
+    system = fill(chance.choice(TEXTS["systems"]), chance)
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
@@ -134,7 +91,7 @@ def next_turns(talks: Iterable[tuple[Prompt, str]], seed: int) -> Iterator[Promp
                 )
                 continue
         said = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        follow = casual(fill(chance.choice(FOLLOW_UPS), chance), chance)
+        follow = casual(fill(chance.choice(TEXTS["follow_ups"]), chance), chance)
         yield [*said, {"role": "assistant", "content": answer}, {"role": "user", "content": follow}]
 
 

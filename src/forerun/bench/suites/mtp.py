@@ -1,0 +1,95 @@
+"""What the built-in model's MTP head gets accepted, and what that is worth, on prompts it never saw.
+
+Acceptance by position and category, greedy and sampled; then each depth and `auto` beside plain decoding, interleaved.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import forerun
+from forerun.bench.runner import PLAIN, Cell, Run, Runner
+from forerun.bench.workloads import Prompt, Workload
+from forerun.language_model import LanguageModel
+from forerun.progress import NullProgress
+from forerun.train.prompts.files import read_evaluation
+
+DEPTH = 4
+LENGTH = 128
+ARMS: dict[str, dict[str, Any]] = {f"mtp, depth {n}": {"draft": "mtp", "draft_tokens": n} for n in range(1, 6)}
+ARMS |= {"lookup": {"draft": "lookup"}, "auto": {"draft": "auto"}}
+TIMED_LENGTH = 64
+
+
+def looping(tokens: list[int], times: int = 4) -> bool:
+    """Does the answer end in the same run of tokens over and over? Any drafter guesses such text."""
+    for period in range(1, len(tokens) // times + 1):
+        tail = tokens[-period * times :]
+        if tail == tail[:period] * times:
+            return True
+    return False
+
+
+def acceptance(model: LanguageModel, prompts: list[tuple[str, str]], temperature: float) -> dict[str, Any]:
+    """Share of drafts accepted at each position (all before it accepted too), by category; loops apart."""
+    cells: dict[str, Cell] = {}
+    for number, (category, prompt) in enumerate(prompts):
+        sampling: dict[str, Any] = {"max_tokens": LENGTH, "temperature": temperature, "seed": number}
+        answer = forerun.generate(model, prompt, draft="mtp", draft_tokens=DEPTH, **sampling)
+        for name in ["all", "loops"] if looping(answer.tokens) else ["all", "all but loops", category]:
+            cell = cells.setdefault(name, Cell(name, "mtp", temperature))
+            cell.runs.append(Run.of(answer, answer.seconds["decode"], answer.seconds["decode"]))
+    return {
+        name: {
+            "answers": cell.total,
+            "tokens_per_round": cell.tokens_per_round or 0.0,
+            "accepted_prefix": cell.accepted_per_position,
+        }
+        for name, cell in cells.items()
+    }
+
+
+def speed(model: LanguageModel, prompts: list[tuple[str, str]]) -> dict[str, Any]:
+    """Plain decoding's seconds over every arm's, interleaved prompt by prompt; the texts must be equal."""
+    work = Workload("held out", TIMED_LENGTH, tuple(Prompt(str(n), text) for n, (_, text) in enumerate(prompts)))
+    cells = {cell.arm: cell for cell in Runner(model, ARMS, [], 1.0, NullProgress()).measure([work], [0.0])}
+    for arm, cell in cells.items():
+        if not cell.same:
+            raise SystemExit(f"the text changed with {arm}: {cell.equal} of {cell.total} texts are equal")
+    plain = cells.pop(PLAIN)
+    rows: dict[str, Any] = {
+        arm: {
+            "ratio": cell.tokens_per_second / plain.tokens_per_second,
+            "median": statistics.median(cell.ratios),
+            "geometric_mean": math.exp(statistics.fmean(map(math.log, cell.ratios))),
+        }
+        for arm, cell in cells.items()
+    }
+    return rows | {"plain_tokens_per_second": plain.tokens_per_second}
+
+
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("sample", nargs="?", type=int, help="so many of the prompts; default: all of them")
+
+
+def measure(options: Namespace) -> dict[str, Any]:
+    """The tables of acceptance, then the speed of every arm."""
+    prompts = read_evaluation(None)
+    if options.sample:
+        prompts = prompts[:: max(1, len(prompts) // options.sample)]
+    model = forerun.load("smollm2")
+    figures: dict[str, Any] = {}
+    for temperature in (0.0, 0.8):
+        table = figures[f"temperature {temperature}"] = acceptance(model, prompts, temperature)
+        print(f"temperature {temperature}, depth {DEPTH}: share of drafts accepted at each position, tokens per round")
+        for name, row in table.items():
+            shares = "  ".join(f"{share:.3f}" for share in row["accepted_prefix"])
+            print(f"  {name:24} {row['answers']:4d} answers   {shares}   {row['tokens_per_round']:.2f}")
+    figures["speed"] = speed(model, prompts[::3])
+    for arm in ARMS:
+        row = figures["speed"][arm]
+        print(f"{arm:14} {row['ratio']:.2f}× plain decoding in all, median {row['median']:.2f}×")
+    return figures

@@ -1,0 +1,56 @@
+"""What drafting brings on ten kinds of work: the suite of `forerun bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import forerun
+from forerun.bench.peers import load_peer
+from forerun.bench.runner import Cell, Runner, arms_of
+from forerun.bench.workloads import load_workloads
+from forerun.inspection import exactness_cost
+from forerun.language_model import LanguageModel
+from forerun.progress import Progress
+
+PAIRS = 5  # prompts of each workload, and so pairs with plain decoding, unless all are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """All cells, and what exactness costs a plain step here (None: not known on this device)."""
+
+    cells: list[Cell]
+    price: float | None
+
+
+def run_bench(
+    model: str,
+    *,
+    workloads: Sequence[str],
+    temperatures: Sequence[float],
+    full: bool,
+    peers: Sequence[str],
+    loading: Mapping[str, Any],
+    progress: Progress,
+) -> BenchReport:
+    """Load the model and measure; `loading` are the options of `forerun.load`."""
+    chosen = load_workloads(workloads)
+    if not full:
+        chosen = [workload.sample(PAIRS) for workload in chosen]
+    loaded = forerun.load(model, progress=progress, **loading)
+    others = [load_peer(name, model, loaded) for name in peers]
+    price = lowest_price(loaded)
+    runner = Runner(loaded, arms_of(loaded), others, price or 1.0, progress)
+    return BenchReport(runner.measure(chosen, temperatures), price)
+
+
+def lowest_price(model: LanguageModel) -> float | None:
+    """Of several measurements of what exactness costs, the lowest: a busy moment looks like a price."""
+    with torch.inference_mode():
+        prices = [exactness_cost(model.engine.model) for _ in range(3)]
+    known = [price for price in prices if price is not None]
+    return min(known) if known else None

@@ -1,0 +1,56 @@
+"""A flag for every generation option, made of its declaration in `forerun.options`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field, fields
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from forerun.cli.options import parse_draft_tokens, parse_logit_bias, parse_suppress, require_positive
+from forerun.options import GenerationOptions
+
+# What is typed in another form than the library takes: its type on the command line, and how to read it.
+TYPED: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "logit_bias": (list[str] | None, lambda texts: parse_logit_bias(texts or [])),
+    "suppress": (list[str] | None, lambda texts: parse_suppress(texts or [])),
+    "stop": (list[str] | None, lambda texts: texts or []),
+    "draft_tokens": (str, parse_draft_tokens),
+}
+
+
+def with_generation_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with these flags in place of its parameter `options`, which it gets as `GenerationOptions`."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    flags = [_parameter(entry) for entry in fields(GenerationOptions)]
+    parameters = [given for one in own for given in (flags if one.name == "options" else [one])]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        options = {flag.name: given.pop(flag.name) for flag in flags}
+        require_positive("--max-tokens", options["max_tokens"])
+        options |= {name: read(options[name]) for name, (_, read) in TYPED.items()}
+        command(options=GenerationOptions(**options), **given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameter(entry: Field[Any]) -> inspect.Parameter:
+    """What typer makes one flag of."""
+    flag = "--" + entry.name.replace("_", "-")
+    facts = entry.metadata
+    option = typer.Option(
+        *(flag, *facts.get("flags", ())),
+        help=facts["help"],
+        metavar=facts.get("metavar"),
+        rich_help_panel=facts["topic"],
+    )
+    typed = TYPED[entry.name][0] if entry.name in TYPED else get_type_hints(GenerationOptions)[entry.name]
+    return inspect.Parameter(
+        entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=Annotated[typed, option]
+    )

@@ -1,0 +1,88 @@
+"""The arms: every way to draft for a round, and all that is known of it before anything was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.kernels.interface import WIDEST
+
+MAX_DEPTH = WIDEST - 1  # drafts per round
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to draft. Several arms may share a drafter: then `evidence` tells them apart."""
+
+    name: str
+    drafter: str
+    deepest: int  # drafts worth thinking about
+    first_depth: int  # drafts of a first round, when the user names the arm and no depth
+    adapts: bool  # does the depth of a named arm follow what was accepted lately?
+    step_cost: float  # of a plain pass for each step of drafting, until it was measured
+    at_once: bool  # drafts of any depth take one step
+    acceptance: float  # expected of a draft, until one was seen; rounded from lookups and the built-in head
+    hint: str  # what to do where its drafter is not loaded
+    evidence: int = 1  # of a drafter's `ready`: the least that calls for this arm rather than for another of its arms
+
+    def steps(self, depth: int) -> int:
+        """Of drafting so many tokens: one to catch up, one per token."""
+        return 1 if self.at_once else 1 + depth
+
+
+# In the order in which they are preferred where one must be picked unseen. A head is right about as often in one place
+# as in another, and each of its drafts costs a pass: no reason for its depth to double.
+MTP = Arm(
+    "mtp",
+    drafter="mtp",
+    deepest=6,
+    first_depth=3,
+    adapts=False,
+    step_cost=0.1,
+    at_once=False,
+    acceptance=0.6,
+    hint="give a head with --head FOLDER (forerun train-head makes one)",
+)
+MODEL = Arm(
+    "model",
+    drafter="model",
+    deepest=8,
+    first_depth=4,
+    adapts=True,
+    step_cost=0.3,
+    at_once=False,
+    acceptance=0.6,
+    hint="name one with --draft-model",
+)
+LOOKUP = Arm(
+    "lookup",
+    drafter="lookup",
+    deepest=MAX_DEPTH,
+    first_depth=4,
+    adapts=True,
+    step_cost=0.02,
+    at_once=True,
+    acceptance=0.55,
+    hint="use --draft off",
+)
+# A long match is an arm with a record of its own, which overrides what a neural drafter would say.
+LONG_LOOKUP = Arm(
+    "long lookup",
+    drafter="lookup",
+    deepest=MAX_DEPTH,
+    first_depth=4,
+    adapts=True,
+    step_cost=0.02,
+    at_once=True,
+    acceptance=0.9,
+    hint="use --draft off",
+    evidence=5,
+)
+ARMS = {arm.name: arm for arm in (MTP, MODEL, LOOKUP, LONG_LOOKUP)}
+SERVED = {MTP.drafter: (MTP,), MODEL.drafter: (MODEL,), LOOKUP.drafter: (LOOKUP, LONG_LOOKUP)}  # by drafter
+DRAFT_CHOICES = ("auto", "off", LOOKUP.drafter, MTP.drafter, MODEL.drafter)
+
+
+def arm_for(drafter: str, evidence: int) -> Arm | None:
+    """The arm that a drafter's `ready` calls for; None when it has nothing to draft."""
+    fitting = [arm for arm in SERVED[drafter] if arm.evidence <= evidence]
+    return fitting[-1] if fitting else None

@@ -1,0 +1,184 @@
+"""The batch slots of a device: the sequences of its rounds, in buffers that captured graphs read and write.
+
+Between rounds the device alone knows how far each slot has come; the host follows a step behind. A sequence that joins
+or leaves changes its own slot and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forerun.cache.groups import HOLE
+from forerun.cache.pages import PagePool, SequenceCache
+from forerun.engine.graphs import spare_tables
+from forerun.engine.sequence import Sequence
+from forerun.kernels.interface import WIDEST
+from forerun.sample.noise import split_seed
+from forerun.sample.reference import min_p_offset
+
+if TYPE_CHECKING:
+    from forerun.kernels.gpu.editing import EditTables
+    from forerun.sample.device_edits import EditBuffers
+
+
+@dataclass(slots=True)
+class Occupant:
+    """Who sits in a batch slot, and what the slot knows of it."""
+
+    sequence: Sequence
+    pages: list[int]
+    recurrent: int | None
+    held: int = 0  # drafts for the next round that the device has made
+    stale: bool = False  # the slot is not where the host is: tokens were dropped
+
+
+class Packed:
+    """Buffers side by side in memory: one copy moves all of them from the host to a device."""
+
+    def __init__(self, device: torch.device, fields: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+        sizes = {name: kind.itemsize * prod(shape) for name, (kind, shape) in fields.items()}
+        room = [size + -size % 16 for size in sizes.values()]
+        self._there = torch.zeros(sum(room), dtype=torch.uint8, device=device)
+        self._here = torch.zeros(sum(room), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.there: dict[str, Tensor] = {}
+        self.here: dict[str, Any] = {}  # numpy arrays
+        starts = [sum(room[:index]) for index in range(len(room))]
+        for start, (name, (kind, shape)) in zip(starts, fields.items(), strict=True):
+            part = slice(start, start + sizes[name])
+            self.there[name] = self._there[part].view(kind).view(shape)
+            self.here[name] = self._here[part].view(kind).view(shape).numpy()
+
+    def send(self) -> None:
+        """All that was written here. Write again when the device has run what was launched after this."""
+        self._there.copy_(self._here, non_blocking=True)
+
+
+class BatchSlots:
+    """What graphs read of each slot, and the occupants as the host knows them."""
+
+    def __init__(self, most: int, pages: int, pool: PagePool, vocab: int) -> None:
+        """`pages`: the most a sequence may hold."""
+        device = pool.device
+        self.pool, self.most, self.most_pages, self.vocab = pool, most, pages, vocab
+        self._edits: EditBuffers | None = None  # made when the first sequence with edits joins
+        self.occupants: dict[int, Occupant] = {}
+        whole, real, small = torch.int64, torch.float64, torch.int32
+        self._drafts = Packed(device, {"tokens": (whole, (WIDEST - 1, most)), "counts": (small, (most,))})
+        self.drafts = self._drafts.there["tokens"]  # by depth
+        self.drafted = self._drafts.there["counts"]  # real ones among them
+        # What a request asks for: the host writes it, the device only reads it.
+        self._asked = Packed(
+            device,
+            {
+                "seed": (whole, (most, 3)),
+                **dict.fromkeys(("temperature", "top_p", "min_p_offset"), (real, (most,))),
+                **dict.fromkeys(("live", "recurrent", "top_k"), (small, (most,))),
+            },
+        )
+        asked = self._asked.there
+        self.seed, self.live, self.recurrent = asked["seed"], asked["live"], asked["recurrent"]
+        self.temperature, self.top_p = asked["temperature"], asked["top_p"]
+        self.top_k, self.min_p_offset = asked["top_k"], asked["min_p_offset"]
+        # Where a sequence stands: the device moves on from what the host puts in.
+        self._put = Packed(device, {"pending": (whole, (most,)), "position": (small, (most,)), "new": (small, (most,))})
+        self.pending = torch.zeros(most, dtype=whole, device=device)
+        self.position = torch.zeros(most, dtype=small, device=device)  # tokens in the cache
+        self.tables = spare_tables(pool, most, pages)  # one for each page group
+        self._asked.here["recurrent"].fill(pool.spare_slot)
+        self._asked.here["top_p"].fill(1)
+        self._asked.send()
+
+    def slot_of(self, sequence: Sequence) -> int | None:
+        """Where it sits."""
+        return next((slot for slot, one in self.occupants.items() if one.sequence is sequence), None)
+
+    @property
+    def in_use(self) -> int:
+        """Slots up to the last one that is taken."""
+        return 1 + max(self.occupants, default=-1)
+
+    def change(self, joining: dict[int, Sequence], leaving: list[int]) -> None:
+        """Put sequences into slots as the host knows them, without drafts; slots that are left idle."""
+        asked, put = self._asked.here, self._put.here
+        put["new"].fill(0)
+        for slot in leaving:
+            del self.occupants[slot]
+            put["new"][slot], put["pending"][slot], put["position"][slot] = 1, 0, 0
+            asked["live"][slot], asked["recurrent"][slot] = 0, self.pool.spare_slot
+            asked["temperature"][slot] = asked["top_k"][slot] = 0
+            self._turn_pages(slot, None)
+            if self._edits is not None:
+                self._edits.clear(slot)
+        for slot, sequence in joining.items():
+            params, cache = sequence.request.sampling, sequence.cache
+            self.occupants[slot] = Occupant(sequence, list(cache.pages), cache.slot)
+            put["new"][slot], put["pending"][slot], put["position"][slot] = 1, sequence.pending, cache.length
+            asked["live"][slot] = 1
+            asked["recurrent"][slot] = self.pool.spare_slot if cache.slot is None else cache.slot
+            # The best token alone survives a top-k of 1: no noise is needed to find it, nor to draft it.
+            asked["temperature"][slot] = 0.0 if params.top_k == 1 else params.temperature
+            asked["top_k"][slot] = 0 if params.greedy else params.top_k
+            asked["top_p"][slot], asked["min_p_offset"][slot] = params.top_p, min_p_offset(params)
+            asked["seed"][slot] = [*split_seed(params.seed), params.choice]
+            self._turn_pages(slot, cache)
+            if self._edits is not None or params.needs_edits:
+                self._edit_buffers().seat(slot, params, sequence.history)
+        self._asked.send()
+        self._put.send()
+        new = self._put.there["new"].bool()
+        for tensor, name in ((self.pending, "pending"), (self.position, "position")):
+            torch.where(new, self._put.there[name], tensor, out=tensor)
+        self.drafted.masked_fill_(new, 0)
+
+    @property
+    def edits(self) -> EditTables | None:
+        """What biases, penalties and masks change in the logits of each slot."""
+        return None if self._edits is None else self._edits.tables
+
+    def _edit_buffers(self) -> EditBuffers:
+        if self._edits is None:
+            from forerun.sample.device_edits import EditBuffers  # needs Triton
+
+            self._edits = EditBuffers(self.most, self.vocab, self.pool.device)
+        return self._edits
+
+    def add_pages(self, slot: int) -> None:
+        """A sequence got more pages; its drafts stay."""
+        occupant = self.occupants[slot]
+        occupant.pages = list(occupant.sequence.cache.pages)
+        self._turn_pages(slot, occupant.sequence.cache)
+
+    def _turn_pages(self, slot: int, cache: SequenceCache | None) -> None:
+        spare = self.pool.spare_page
+        for group, table in enumerate(self.tables):
+            held = [] if cache is None else [spare if page == HOLE else page for page in cache.blocks[group]]
+            row = held + [spare] * (self.most_pages - len(held))
+            table[slot] = torch.tensor(row, dtype=torch.int32).to(table.device, non_blocking=True)
+
+    def give(self, drafts: dict[int, list[int]]) -> None:
+        """Drafts that the host made for some slots; the others keep those they have."""
+        if not drafts:
+            return
+        tokens, counts = self._drafts.here["tokens"], self._drafts.here["counts"]
+        for slot, mine in drafts.items():
+            tokens[: len(mine), slot] = mine
+            counts[slot] = len(mine)
+        if len(drafts) == len(self.occupants):
+            self._drafts.send()  # idle slots may get anything
+            return
+        slots = list(drafts)
+        given = torch.from_numpy(tokens[:, slots]), torch.from_numpy(counts[slots])
+        there = torch.tensor(slots).to(self.drafts.device, non_blocking=True)
+        self.drafts[:, there] = given[0].to(self.drafts.device, non_blocking=True)
+        self.drafted[there] = given[1].to(self.drafts.device, non_blocking=True)
+
+    def idle_values(self) -> list[tuple[Tensor, int]]:
+        """What graphs read or change of each slot, and what that is while nobody sits there."""
+        zeros = self.live, self.position, self.pending, self.drafted, self.drafts
+        tables = [(table, self.pool.spare_page) for table in self.tables]
+        return [*((tensor, 0) for tensor in zeros), (self.recurrent, self.pool.spare_slot), *tables]

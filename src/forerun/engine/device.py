@@ -1,0 +1,332 @@
+"""Rounds on a device: they run while the host delivers the one before, thinks about the one after and reads prompts.
+
+The host reads one small tensor per round. Drafts of a drafter's device half never leave the device, those of other
+drafters are uploaded. What a device cannot decide (rejection sampling, a very wide nucleus) the host decides for that
+sequence alone, by passes of its own; it never drags the batch along.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from forerun.draft.arms import ARMS
+from forerun.draft.protocol import DeviceHalf, Drafter
+from forerun.engine.batch_slots import BatchSlots, Occupant
+from forerun.engine.drafters import Drafters
+from forerun.engine.graphs import LANES, GraphedTarget, lanes_for
+from forerun.engine.host import HostExecutor
+from forerun.engine.plan import Outcome, Plan, Result, Ticket, Turn
+from forerun.engine.round_graphs import RoundGraphs, Shape
+from forerun.engine.sequence import Sequence
+from forerun.engine.slot_assignment import SlotAssignment
+from forerun.errors import ForerunError
+from forerun.kernels.interface import LARGEST_TOP_K, WIDEST
+from forerun.policy.costs import CostTable, RoundTime
+from forerun.progress import Progress
+
+UPLOADED = (2, 4, 8, 16)  # widths of rounds whose drafts the host makes; fewer drafts leave rows that nobody looks at
+RETURN = 3  # drafts made in a round of another arm, when the device half is to go on afterwards
+ASIDE = 4  # rounds that the host decides for a sequence after one the device could not: such text comes in stretches
+
+
+@dataclass(slots=True)
+class Flight:
+    """A round under way."""
+
+    turns: list[Turn]
+    slots: list[int]  # of each turn
+    drafted: list[int]  # real drafts of each
+    shape: Shape
+    began: float  # when the host began to work for it
+    launched: float
+    waiting: float  # seconds that the device had nothing to do for want of the host's drafts
+    drafting: float  # seconds the host spent on drafts
+    result: Tensor  # [slots, width + 2] in host memory: chosen tokens, accepted drafts, whether a row was bad
+    events: list[torch.cuda.Event]  # its beginning and its end, on a GPU
+    typical: bool  # its time tells what such rounds cost: nothing was compiled or captured for it
+
+    def seconds(self, now: float) -> float:
+        """What it took the device, however late the host looks at it."""
+        return self.events[0].elapsed_time(self.events[1]) / 1e3 if self.events else now - self.launched
+
+
+@dataclass(slots=True)
+class DeviceTicket:
+    """What was started."""
+
+    plan: Plan
+    flight: Flight | None
+    beside: Outcome  # prompts that were read and rounds that the host ran meanwhile
+
+
+def device_executor(
+    target: GraphedTarget, drafters: dict[str, Drafter], vocab: int, costs: CostTable
+) -> DeviceExecutor:
+    """For a decoder whose passes are replayed from graphs, and its drafters."""
+    return DeviceExecutor(target, Drafters(drafters, vocab), costs)
+
+
+class DeviceExecutor:
+    """Whole rounds as graphs; see `engine/round_graphs.py`."""
+
+    runs_ahead = True
+    uniform = True
+
+    def __init__(self, target: GraphedTarget, drafters: Drafters, costs: CostTable) -> None:
+        pool = target.pool
+        self.pool, self.drafters, self.costs, self.counts = pool, drafters, costs, target.counts
+        self.host = HostExecutor(target, drafters, CostTable(), restartable=False)
+        self.slots = BatchSlots(LANES[-1], target.tables[0].shape[1], pool, drafters.vocab)
+        halves = [drafter.device_half(self.slots, target.graphs.capture) for drafter in drafters.by_name.values()]
+        self.half: DeviceHalf | None = next((half for half in halves if half is not None), None)
+        self.rounds = RoundGraphs(target.decoder, self.slots, target.graphs, self.half, drafters.vocab)
+        self.assignment = SlotAssignment(self.slots, self.half, drafters)
+        self._last: Flight | None = None  # the round that was finished last, while it may be repeated
+        self._aside: dict[int, int] = {}  # sequence → rounds that the host decides for it
+        self._results = [self._host_result() for _ in range(2)]
+
+    def _host_result(self) -> Tensor:
+        result = torch.zeros(LANES[-1] * (WIDEST + 2), dtype=torch.int64)
+        return result.pin_memory() if self.pool.device.type == "cuda" else result
+
+    def costs_of(self, sequences: list[Sequence]) -> CostTable:
+        """Rounds that the host runs have a table of their own."""
+        return self.costs if any(runs_on_device(s) for s in sequences) else self.host.costs
+
+    def start(self, plan: Plan) -> DeviceTicket:
+        """The device's round first: what the host does then is hidden behind it."""
+        ours, rest = self._split(plan.turns)
+        flight = self._launch(ours, plan.began) if ours else None
+        try:
+            prompts = [self.host.read(chunk) for chunk in plan.prompts]
+            beside = Outcome()
+            if rest:
+                self.assignment.leave(turn.sequence for turn in rest)
+                beside = self.host.run(rest, time.perf_counter() if flight or prompts else plan.began)
+            beside.prompts = prompts
+        except BaseException as error:
+            self._abandon(ours, error)
+            raise
+        return DeviceTicket(plan, flight, beside)
+
+    def _abandon(self, turns: list[Turn], error: BaseException) -> None:
+        """Their round was launched and nobody will look at what it gave: they cannot go on."""
+        for turn in turns:
+            turn.sequence.fail(ForerunError(f"interrupted in the middle of a round ({error!r})"))
+            slot = self.slots.slot_of(turn.sequence)
+            if slot is not None:
+                self.slots.occupants[slot].stale = True
+
+    def _split(self, turns: list[Turn]) -> tuple[list[Turn], list[Turn]]:
+        """Those that the device decides for, and those that the host does."""
+        ours = [t for t in turns if runs_on_device(t.sequence) and not self._aside.get(t.sequence.id)]
+        if ours and not self.counts.keep_bits(
+            lanes_for(len(ours)) * self._width(ours, [t.decision.depth for t in ours])
+        ):
+            ours = []  # passes of so many rows change bits: the host runs narrower ones
+        mine = set(map(id, ours))
+        rest = [turn for turn in turns if id(turn) not in mine]
+        for turn in rest:
+            left = self._aside.pop(turn.sequence.id, 0)
+            if left > 1:
+                self._aside[turn.sequence.id] = left - 1
+        return ours, rest
+
+    def _uploads(self, turn: Turn) -> bool:
+        """Does the host draft for it?"""
+        name = turn.decision.drafter
+        return name is not None and (self.half is None or name != self.half.name)
+
+    def _width(self, turns: list[Turn], depths: list[int]) -> int:
+        """Rows of every slot, when the turns have so many drafts."""
+        widths = [1 + depth for depth in depths]
+        for index, turn in enumerate(turns):
+            if depths[index] and self._uploads(turn):
+                widths[index] = next(width for width in UPLOADED if width > depths[index])
+        return max(widths)
+
+    def _launch(self, turns: list[Turn], began: float) -> Flight:
+        self._last = None
+        drafting = time.perf_counter()
+        uploading = [turn for turn in turns if self._uploads(turn)]
+        if uploading:
+            self.drafters.propose(uploading)
+        drafting = time.perf_counter() - drafting if uploading else 0.0
+        same = not self.assignment.changes([turn.sequence for turn in turns])
+        slots = self.assignment.assign([turn.sequence for turn in turns])
+        depths = [len(t.draft.tokens) if self._uploads(t) else t.decision.depth for t in turns]
+        shape = self._shape(turns, slots, self._width(turns, depths))
+        typical = shape in self.rounds
+        if self.half is not None and shape.followed:
+            self.half.before_round(shape.follow, typical)
+        if not typical:
+            self.rounds.capture(shape)
+        drafted = self._hand_out_drafts(turns, slots, shape)
+        # The device had nothing to do meanwhile. Whoever joins makes any round wait.
+        waiting = (time.perf_counter() - began if same else drafting) if uploading else 0.0
+        launched, events = time.perf_counter(), self._events()
+        try:
+            if events:
+                events[0].record()
+            device_result = self.rounds.launch(shape)
+            self._results.reverse()
+            host = self._results[0][: shape.slots * (shape.width + 2)].view(shape.slots, shape.width + 2)
+            host.copy_(device_result, non_blocking=True)
+            if events:
+                events[1].record()
+        except BaseException as error:
+            self._abandon(turns, error)
+            raise
+        for slot in slots:
+            follows = self.half is not None and self.half.follows(slot)
+            self.slots.occupants[slot].held = shape.drafts if follows else 0
+        if self.half is not None and shape.followed:
+            self.half.launched(shape.follow)
+        return Flight(turns, slots, drafted, shape, began, launched, waiting, drafting, host, events, typical)
+
+    def _shape(self, turns: list[Turn], slots: list[int], width: int) -> Shape:
+        params = [turn.sequence.request.sampling for turn in turns]
+        count = lanes_for(self.slots.in_use)
+        if not self.counts.keep_bits(count * width):
+            width = self._width(turns, [turn.decision.depth for turn in turns])
+        followed = self.half is not None and any(self.half.follows(slot) for slot in slots)
+        shape = Shape(
+            count, width, followed, any(p.filtered for p in params), any(p.needs_edits for p in params), drafts=0
+        )
+        return shape._replace(drafts=self._wanted(turns, shape)) if followed else shape
+
+    def _wanted(self, turns: list[Turn], shape: Shape) -> int:
+        """Drafts for the next round: for a turn of the device half, or for a sequence that only tries another arm."""
+        assert self.half is not None
+        if any(turn.decision.drafter == self.half.name for turn in turns):
+            return RETURN if any(map(self._uploads, turns)) else shape.width - 1
+        returns = any(turn.sequence.policy.current.drafter == self.half.name for turn in turns)
+        measured = all(turn.sequence.policy.measures for turn in turns)
+        return RETURN if returns and measured and shape._replace(drafts=RETURN) in self.rounds else 0
+
+    def _hand_out_drafts(self, turns: list[Turn], slots: list[int], shape: Shape) -> list[int]:
+        """Those of the host, and none where the device's would not find room. Returns how many each turn has."""
+        given: dict[int, list[int]] = {}
+        drafted = []
+        for turn, slot in zip(turns, slots, strict=True):
+            occupant = self.slots.occupants[slot]
+            held = min(shape.width - 1, occupant.held)
+            if self._uploads(turn):
+                given[slot] = turn.draft.tokens
+                held = len(turn.draft.tokens)
+            elif held and turn.sequence.cache.length + 1 + held > len(occupant.pages) * self.pool.page:
+                given[slot], held = [], 0
+            drafted.append(held)
+        if any(occupant.held > shape.width - 1 for occupant in self.slots.occupants.values()):
+            self.slots.drafted.clamp_(max=shape.width - 1)
+        self.slots.give(given)
+        return drafted
+
+    def _events(self) -> list[torch.cuda.Event]:
+        """For the beginning and the end of a round."""
+        cuda = self.pool.device.type == "cuda"
+        return [torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else []
+
+    def finish(self, ticket: Ticket) -> Outcome:
+        """Wait for the device, and read what its round gave."""
+        assert isinstance(ticket, DeviceTicket)
+        flight, outcome = ticket.flight, ticket.beside
+        if flight is None:
+            return outcome
+        if flight.events:
+            flight.events[1].synchronize()
+        now = time.perf_counter()
+        alone, lines, width = flight.seconds(now), flight.result.tolist(), flight.shape.width
+        results = []
+        for turn, slot, drafted in zip(flight.turns, flight.slots, flight.drafted, strict=True):
+            line = lines[slot]
+            accepted, keep = line[width], partial(self._keep, self.slots.occupants[slot], line[width] + 1)
+            result = Result(turn, line[: accepted + 1], accepted, drafted, keep, advanced=True)
+            result.seconds = alone + (flight.waiting if self._uploads(turn) else 0.0)
+            result.took, result.drafting = now - flight.began, flight.drafting
+            if line[-1]:
+                result.error = bad_row(turn.sequence.request.sampling.needs_edits)
+            elif accepted < 0:
+                self._aside[turn.sequence.id] = ASIDE
+            results.append(result)
+        alone_turn = flight.turns[0] if len(flight.turns) == 1 else None
+        measured = RoundTime(len(flight.turns), len(flight.turns) * width, alone)
+        if alone_turn is not None:
+            measured.drafter, measured.drafted = alone_turn.decision.drafter, flight.drafted[0]
+            measured.drafting = flight.waiting
+        if flight.shape.drafts and self.half is not None:
+            measured.inside = (self.half.name, flight.shape.drafts)
+        times = [(self.costs, measured)] if flight.typical else []
+        # The host's part keeps its own times; the order of results is the plan's.
+        found = {id(result.turn): result for result in (*results, *outcome.results)}
+        ordered = [found[id(turn)] for turn in ticket.plan.turns]
+        self._last = flight
+        return Outcome(ordered, outcome.prompts, [*times, *outcome.times], now, flight.typical)
+
+    def _keep(self, occupant: Occupant, by_device: int, count: int) -> None:
+        """The device has kept its rows by itself; where the host dropped some, the slot is not where it is."""
+        occupant.sequence.cache.committed(count, by_device=by_device)
+        occupant.stale |= count != by_device
+
+    def can_repeat(self, outcome: Outcome) -> bool:
+        """Same sequences, pages for another round, nothing to capture or to upload."""
+        flight = self._last
+        if flight is None or len(flight.turns) != len(outcome.results) or any(map(self._uploads, flight.turns)):
+            return False
+        if self.half is not None and flight.shape.followed and not self.half.may_repeat(flight.shape.follow):
+            return False
+        for result, slot in zip(outcome.results, flight.slots, strict=True):
+            occupant, cache = self.slots.occupants[slot], result.turn.sequence.cache
+            room = len(occupant.pages) * self.pool.page
+            if occupant.stale or cache.length + len(result.tokens) + flight.shape.width > room:
+                return False
+        return True
+
+    def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:
+        """Capture what one sequence may want and is not there, so that no answer waits; and time it."""
+        if not self.rounds.graphs.real:
+            return []
+        self.assignment.assign([])
+        half = self.half
+        shapes = [Shape(1, width, half is not None, filtered, False, drafts=0) for width in (1, *UPLOADED)]
+        if half is not None:
+            deepest = ARMS[half.name].deepest
+            shapes += [Shape(1, 1 + depth, True, filtered, False, drafts=depth) for depth in range(1, deepest + 1)]
+            shapes += [Shape(1, width, True, filtered, False, drafts=RETURN) for width in (1, 2, 8, 16)]
+        shapes = [shape for shape in shapes if shape.width <= widest and shape not in self.rounds]
+        missing = [shape for shape in dict.fromkeys(shapes) if self.counts.keep_bits(shape.rows)]
+        found = []
+        if missing:
+            with progress.task("capturing rounds", len(missing)) as task:
+                for shape in missing:
+                    self.rounds.capture(shape)
+                    inside = (half.name, shape.drafts) if half is not None and shape.drafts else None
+                    found.append(RoundTime(1, shape.width, self.rounds.seconds(shape), inside=inside))
+                    task.advance()
+            if half is not None:
+                half.prepare(1)
+        return found
+
+    def forget(self, sequence: Sequence) -> None:
+        """Its slot is free."""
+        self._aside.pop(sequence.id, None)
+        self.assignment.leave([sequence])
+
+
+def runs_on_device(sequence: Sequence) -> bool:
+    """The device accepts by comparing, and filters the best tokens only."""
+    params = sequence.request.sampling
+    return sequence.request.accept == "coupled" and (params.greedy or params.top_k <= LARGEST_TOP_K)
+
+
+def bad_row(edited: bool) -> ForerunError:
+    """What the host would have said; where logits were edited, the device does not know which of the two it was."""
+    broken = "the model gave a logit that is infinite or not a number: try --dtype float32"
+    if edited:
+        broken = f"every token is ruled out (loosen suppress, logit_bias, lang_bias or the grammar), or {broken}"
+    return ForerunError(broken)

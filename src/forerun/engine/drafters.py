@@ -1,0 +1,157 @@
+"""The drafters of an engine, guarded: each may fail at any call. A failure is reported and costs speed only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from torch import Tensor
+
+from forerun.draft.arms import SERVED, arm_for
+from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.engine.plan import NOTHING, Turn
+from forerun.engine.sequence import Sequence
+from forerun.sample.row import Row
+
+log = logging.getLogger("forerun")
+Result = TypeVar("Result")
+
+
+class Drafters:
+    """By name. A sequence may use those in its `arms`; the ones in its `told` follow it."""
+
+    def __init__(self, drafters: dict[str, Drafter], vocab: int) -> None:
+        self.by_name, self.vocab = drafters, vocab
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.by_name
+
+    @contextmanager
+    def guarded(self, sequence: Sequence, drafter: Drafter) -> Iterator[None]:
+        """A drafter that fails inside is switched off for this sequence."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - a drafter is allowed to fail; it is reported and left out
+            self.switch_off(sequence, drafter.name, error)
+
+    def wants_features(self, sequence: Sequence) -> bool:
+        """Does a drafter this sequence may use look inside the target?"""
+        return any(self.by_name[name].wants_features for name in sequence.arms)
+
+    def tell(self, sequence: Sequence, drafter: Drafter) -> None:
+        """Open the sequence, or tell what was committed since. Not guarded: a failure is the caller's failure too."""
+        told = sequence.told.get(drafter.name)
+        if told is None:
+            told = sequence.prompt_length
+            drafter.open(sequence.id, sequence.tokens[:told])
+        if told < len(sequence.tokens):
+            drafter.observe(sequence.id, sequence.tokens[told:])
+        sequence.told[drafter.name] = len(sequence.tokens)
+
+    def announce(self, sequence: Sequence) -> None:
+        """Tell everybody of the prompt. A device that still computes on it hides what they do with it."""
+        for name in list(sequence.arms):
+            drafter = self.by_name[name]
+            with self.guarded(sequence, drafter):
+                self.tell(sequence, drafter)
+
+    def feed(self, sequence: Sequence, features: Tensor | None) -> None:
+        """Hand over the features of committed rows to whoever wants them.
+
+        The tokens come first: a drafter may want to work off its queue.
+        """
+        for name in list(sequence.arms):
+            drafter = self.by_name[name]
+            if drafter.wants_features:
+                assert features is not None
+                with self.guarded(sequence, drafter):
+                    self.tell(sequence, drafter)
+                    drafter.feed(sequence.id, features)
+
+    def available(self, sequence: Sequence) -> dict[str, bool]:
+        """Which arms have something to draft now."""
+        found: dict[str, bool] = {}
+        for name in list(sequence.arms):
+            drafter = self.by_name[name]
+            with self.guarded(sequence, drafter):
+                self.tell(sequence, drafter)
+                fitting = arm_for(name, drafter.ready(sequence.id))
+                found |= {arm.name: arm is fitting for arm in SERVED[name]}
+        return found
+
+    def peek(self, sequence: Sequence, but: str | None, depth: int) -> list[tuple[str, list[int]]]:
+        """Arms and drafts that cost nothing, of drafters other than `but` that were told everything."""
+        found = []
+        for name in list(sequence.told):
+            drafter = self.by_name[name]
+            if name == but or sequence.told[name] != len(sequence.tokens):
+                continue
+            with self.guarded(sequence, drafter):
+                fitting = arm_for(name, drafter.ready(sequence.id))
+                if fitting is not None and (tokens := drafter.peek(sequence.id, depth)):
+                    found.append((fitting.name, tokens))
+        return found
+
+    def propose(self, turns: list[Turn]) -> None:
+        """Ask each drafter once for all its sequences."""
+        for name, drafter in self.by_name.items():
+            mine = [turn for turn in turns if turn.decision.drafter == name and turn.decision.depth > 0]
+            if not mine:
+                continue
+            try:
+                drafts = drafter.propose([self._want(turn, drafter) for turn in mine])
+                assert len(drafts) == len(mine), "a drafter answers every want"
+            except Exception as error:  # noqa: BLE001 - as in `guarded`, for all of them
+                for turn in mine:
+                    self.switch_off(turn.sequence, name, error)
+                continue
+            for turn, draft in zip(mine, drafts, strict=True):
+                turn.draft = sensible(draft, turn.decision.depth, self.vocab)
+
+    def _want(self, turn: Turn, drafter: Drafter) -> Want:
+        sequence = turn.sequence
+        self.tell(sequence, drafter)
+        row = Row(sequence.request.sampling, sequence.history, (), len(sequence.tokens), None)
+        return Want(sequence.id, turn.decision.depth, row, sequence.request.accept == "rejection")
+
+    def try_for(self, sequence: Sequence, name: str, act: Callable[[], Result]) -> Result | None:
+        """Something else that a drafter does for a sequence; None when it failed."""
+        with self.guarded(sequence, self.by_name[name]):
+            return act()
+        return None
+
+    def switch_off(self, sequence: Sequence, name: str, error: Exception) -> None:
+        """A drafter failed: say so once and go on without it."""
+        reason = f"{type(error).__name__}: {error}"
+        sequence.policy.drop(name)
+        if name in sequence.arms:
+            sequence.arms.remove(name)
+        self._close(sequence, name)
+        sequence.warnings.append(f"drafter {name} failed and was switched off: {reason}")
+        log.warning("drafter %s failed and was switched off for this request: %s", name, reason)
+
+    def close(self, sequence: Sequence) -> None:
+        """The sequence is over."""
+        for name in list(sequence.told):
+            self._close(sequence, name)
+
+    def _close(self, sequence: Sequence, name: str) -> None:
+        sequence.told.pop(name, None)
+        try:
+            self.by_name[name].close(sequence.id)
+        except Exception as error:  # noqa: BLE001 - it is being left alone anyway
+            log.warning("drafter %s failed to forget a request: %s", name, error)
+
+
+def sensible(draft: Draft, depth: int, vocab: int) -> Draft:
+    """Cut a draft at the first token that is not one, and at the depth asked for."""
+    tokens = draft.tokens[:depth]
+    for index, token in enumerate(tokens):
+        if not 0 <= token < vocab:
+            tokens = tokens[:index]
+            break
+    if not tokens:
+        return NOTHING
+    return Draft(tokens, None if draft.probabilities is None else draft.probabilities[: len(tokens)])

@@ -1,0 +1,179 @@
+"""Rounds that the host runs: draft, one target pass, choose. Plain decoding is depth 0.
+
+Nothing here changes a sequence: what a round gave is kept or forgotten when the engine delivers it. So whatever is
+raised on the way, the round has not happened.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from forerun.engine.drafters import Drafters
+from forerun.engine.interrupts import interrupts_let_through
+from forerun.engine.plan import Outcome, Plan, PromptChunk, Result, Ticket, Turn
+from forerun.engine.sequence import Sequence
+from forerun.errors import ForerunError
+from forerun.models.layers.rows import Output, Target, make_pass
+from forerun.policy.costs import CostTable, RoundTime
+from forerun.policy.decision import PLAIN
+from forerun.progress import Progress
+from forerun.sample.acceptance import accept_coupled, accept_rejection
+from forerun.sample.choose import choose, probabilities
+
+
+@dataclass(slots=True)
+class HostTicket:
+    """A round that is done already."""
+
+    plan: Plan
+    outcome: Outcome
+
+
+class HostExecutor:
+    """Runs a round at once."""
+
+    runs_ahead = False
+    uniform = False
+
+    def __init__(self, target: Target, drafters: Drafters, costs: CostTable, restartable: bool = True) -> None:
+        """`restartable`: a pass that failed half-way may be run again."""
+        self.target, self.drafters, self.costs, self.restartable = target, drafters, costs, restartable
+
+    def costs_of(self, sequences: list[Sequence]) -> CostTable:  # noqa: ARG002
+        """All rounds are alike."""
+        return self.costs
+
+    def start(self, plan: Plan) -> HostTicket:
+        """Prompts first: what they give takes part in the next round."""
+        prompts = []
+        for chunk in plan.prompts:
+            with interrupts_let_through():  # a long prompt takes seconds
+                prompts.append(self.read(chunk))
+        outcome = self.run(plan.turns, time.perf_counter() if prompts else plan.began) if plan.turns else Outcome()
+        outcome.prompts = prompts
+        return HostTicket(plan, outcome)
+
+    def finish(self, ticket: Ticket) -> Outcome:
+        """It has ended."""
+        assert isinstance(ticket, HostTicket)
+        return ticket.outcome
+
+    def can_repeat(self, outcome: Outcome) -> bool:  # noqa: ARG002
+        """There is nothing to gain."""
+        return False
+
+    def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:  # noqa: ARG002
+        """It always is."""
+        return []
+
+    def forget(self, sequence: Sequence) -> None:
+        """It holds nothing."""
+
+    def read(self, chunk: PromptChunk) -> Result:
+        """A stretch of a prompt; after the last one the first token is chosen."""
+        began, sequence = time.perf_counter(), chunk.sequence
+        cache, prompt = sequence.cache, sequence.request.prompt
+        count, turn = chunk.stop - cache.length, Turn(sequence, PLAIN)
+        result = Result(turn, [], 0, 0, partial(self._keep_prompt, turn))
+        try:
+            tokens = list(prompt[cache.length : chunk.stop])
+            features = self.drafters.wants_features(sequence)
+            output = self.target.forward(make_pass([(cache, tokens)], last_only=True, prefill=True, features=features))
+            result.keep = partial(self._keep_prompt, turn, count, output)
+            if chunk.stop == len(prompt):
+                ((result.accepted, token),) = self._check([turn], output)
+                result.tokens = [token]
+        except Exception as error:  # noqa: BLE001 - whatever it is, this request alone fails of it
+            result.error = error
+        result.took = time.perf_counter() - began
+        return result
+
+    def _keep_prompt(self, turn: Turn, count: int, output: Output, _: int) -> None:
+        sequence = turn.sequence
+        sequence.cache.commit(count)
+        self.drafters.feed(sequence, None if output.features is None else output.features[:count])
+        if sequence.cache.length == sequence.prompt_length:
+            self.drafters.announce(sequence)
+
+    def run(self, turns: list[Turn], began: float) -> Outcome:
+        """One round of these. `began`: when deciding on it did."""
+        self.drafters.propose(turns)
+        drafting = time.perf_counter() - began
+        results = self._pass(turns)
+        ended = time.perf_counter()
+        rows = sum(turn.width for turn in turns)
+        measured = RoundTime(len(turns), rows, ended - began - drafting)
+        if len(turns) == 1:  # what a drafter costs is known only when it drafted for one
+            measured.drafter, measured.drafted = turns[0].decision.drafter, len(turns[0].draft.tokens)
+            measured.drafting = drafting
+        for result in results:
+            result.seconds = result.took = ended - began
+            result.drafting = drafting
+        return Outcome(results, [], [(self.costs, measured)], ended)
+
+    def _pass(self, turns: list[Turn]) -> list[Result]:
+        """The target pass over all rows of all sequences, and what it gave each."""
+        work = [(turn.sequence.cache, [turn.sequence.pending, *turn.draft.tokens]) for turn in turns]
+        features = any(self.drafters.wants_features(turn.sequence) for turn in turns)
+        try:
+            batch = make_pass(work, last_only=False, features=features)
+            for index, turn in enumerate(turns):
+                turn.start = batch.start(index)
+            output = self.target.forward(batch)
+        except Exception as error:  # noqa: BLE001 - nobody knows whose fault it was: find out, or end them all
+            if len(turns) > 1 and self.restartable:
+                return [result for turn in turns for result in self._pass([turn])]
+            return [failed(turn, error) for turn in turns]
+        return self._verify(turns, output)
+
+    def _verify(self, turns: list[Turn], output: Output) -> list[Result]:
+        """What each sequence emits. One that cannot go on fails alone."""
+        try:
+            checked = self._check(turns, output)
+        except ForerunError as error:  # one of them has no token left to choose: find out which
+            if len(turns) == 1:
+                return [failed(turns[0], error)]
+            return [result for turn in turns for result in self._verify([turn], output)]
+        results = []
+        for turn, (accepted, final) in zip(turns, checked, strict=True):
+            drafts = turn.draft.tokens
+            keep = partial(self._keep, turn, output)
+            results.append(Result(turn, [*drafts[:accepted], final], accepted, len(drafts), keep))
+        return results
+
+    def _check(self, turns: list[Turn], output: Output) -> list[tuple[int, int]]:
+        """Accepted drafts and the token after them: one vectorised choice for all who compare with it."""
+        coupled = [turn for turn in turns if turn.sequence.request.accept == "coupled"]
+        found: dict[int, tuple[int, int]] = {}
+        if coupled:
+            index = [row for turn in coupled for row in range(turn.start, turn.start + turn.width)]
+            logits = output.logits if len(index) == len(output.logits) else output.logits[index]
+            tokens = choose(logits, [row for turn in coupled for row in turn.rows()], self.drafters.vocab)
+            offset = 0
+            for turn in coupled:
+                found[id(turn)] = accept_coupled(tokens[offset : offset + turn.width], turn.draft.tokens)
+                offset += turn.width
+        return [found[id(turn)] if id(turn) in found else self._reject(turn, output) for turn in turns]
+
+    def _reject(self, turn: Turn, output: Output) -> tuple[int, int]:
+        """Rejection sampling: exact in distribution."""
+        logits = output.logits[turn.start : turn.start + turn.width]
+        p, q = probabilities(logits, turn.rows(), self.drafters.vocab), turn.draft.probabilities
+        if q is not None and q.shape[1] != p.shape[1]:  # a drafter need not know ids that nobody may choose
+            q = torch.nn.functional.pad(q, (0, p.shape[1] - q.shape[1]))
+        return accept_rejection(p, turn.draft.tokens, q, turn.sequence.request.sampling, len(turn.sequence.tokens))
+
+    def _keep(self, turn: Turn, output: Output, count: int) -> None:
+        """The rows of tokens that were emitted before the last; drafters see what the target computed there."""
+        turn.sequence.cache.commit(count)
+        rows = slice(turn.start, turn.start + count)
+        self.drafters.feed(turn.sequence, None if output.features is None else output.features[rows])
+
+
+def failed(turn: Turn, error: Exception) -> Result:
+    """A sequence that cannot go on."""
+    return Result(turn, [], 0, len(turn.draft.tokens), lambda _: None, error=error)

@@ -1,0 +1,120 @@
+"""What an engine wants of an executor, and what it gets back: plans and outcomes of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from forerun.draft.protocol import Draft
+from forerun.engine.sequence import Sequence
+from forerun.policy.costs import CostTable, RoundTime
+from forerun.policy.decision import Decision
+from forerun.progress import Progress
+from forerun.sample.row import Row
+
+NOTHING = Draft([], None)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One sequence's part in a round."""
+
+    sequence: Sequence
+    decision: Decision
+    draft: Draft = field(default_factory=lambda: NOTHING)
+    start: int = 0  # its first row in the pass
+
+    @property
+    def width(self) -> int:
+        return 1 + len(self.draft.tokens)
+
+    def rows(self) -> list[Row]:
+        """What `choose` must know about each row: the exact history before it, drafted tokens included."""
+        sequence, drafts = self.sequence, self.draft.tokens
+        first = len(sequence.tokens)  # absolute index of the first token this round emits
+        return [
+            Row(sequence.request.sampling, sequence.history, tuple(drafts[:row]), first + row, None)
+            for row in range(self.width)
+        ]
+
+
+@dataclass(slots=True)
+class PromptChunk:
+    """A stretch of a prompt to read."""
+
+    sequence: Sequence
+    stop: int  # tokens of the prompt that are in the cache afterwards
+
+
+@dataclass(slots=True)
+class Plan:
+    """One round: who runs and how, and which prompts are read beside it."""
+
+    turns: list[Turn]
+    prompts: list[PromptChunk]
+    began: float  # when the host began to think about it
+
+
+@dataclass(slots=True)
+class Result:
+    """What a round gave one sequence, or what reading its prompt did. Nothing of it is emitted or kept yet."""
+
+    turn: Turn
+    tokens: list[int]  # accepted drafts and the token that ends the round; none where none could be decided on
+    accepted: int
+    drafted: int
+    keep: Callable[[int], None]  # keep the rows of so many tokens in every cache, forget the rest
+    seconds: float = 0.0  # by which its policy judges the round
+    took: float = 0.0  # that the sequence waited
+    drafting: float = 0.0  # part of that
+    error: Exception | None = None
+    advanced: bool = False  # the device has moved on by itself: the sequence cannot go back to before the round
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A round that has happened."""
+
+    results: list[Result] = field(default_factory=list)
+    prompts: list[Result] = field(default_factory=list)
+    times: list[tuple[CostTable, RoundTime]] = field(default_factory=list)  # what there is to learn of costs
+    ended: float = 0.0  # when the executor was done with it
+    typical: bool = True  # its times tell what such rounds cost: nothing was compiled or captured for it
+
+
+class Ticket(Protocol):
+    """A round that was started."""
+
+    plan: Plan
+
+
+class Executor(Protocol):
+    """Turns plans into outcomes: at once, or while the host does other work."""
+
+    runs_ahead: bool  # a round goes on while the outcome of the one before is delivered
+    uniform: bool  # all sequences of a pass have as many rows as the one with most
+
+    def costs_of(self, sequences: list[Sequence]) -> CostTable:
+        """What rounds of such sequences cost."""
+        ...
+
+    def start(self, plan: Plan) -> Ticket:
+        """Start a round. What it raises leaves every sequence as it was, or ended with an error."""
+        ...
+
+    def finish(self, ticket: Ticket) -> Outcome:
+        """Wait for it."""
+        ...
+
+    def can_repeat(self, outcome: Outcome) -> bool:
+        """Could a round of the same turns start now, before the outcome of the last round is delivered?"""
+        ...
+
+    def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:
+        """Get ready for whatever one sequence may want, at most `widest` rows; what rounds cost, where measured."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence leaves for good or for a while: it holds nothing of the executor's any more."""
+        ...

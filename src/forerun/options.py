@@ -1,0 +1,91 @@
+"""What a user may ask of a generation: declared here once, for the library, the command line and a server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from forerun.errors import ForerunError
+
+if TYPE_CHECKING:
+    from forerun.sample.parameters import SamplingParams
+
+DraftChoice = Literal["auto", "off", "lookup", "mtp", "model"]
+AcceptChoice = Literal["coupled", "rejection"]
+
+# What the options are about, in the order of --help.
+PROMPT, SAMPLING, SPECULATION = "Prompt", "Sampling", "Speculation"
+
+
+def _about(topic: str, help: str, **more: Any) -> dict[str, Any]:
+    """Metadata of an option; `more`: other `flags` on the command line, and the `metavar` there."""
+    return {"topic": topic, "help": help, **more}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """The options of `forerun.stream` and `forerun.generate`; values are checked when a request is made of them."""
+
+    system: str | None = field(default=None, metadata=_about(PROMPT, "System message."))
+    raw: bool = field(default=False, metadata=_about(PROMPT, "No chat template: continue the text."))
+    max_tokens: int | None = field(
+        default=None, metadata=_about(SAMPLING, "Longest answer; default: until the model ends.", flags=("-n",))
+    )
+    temperature: float = field(default=0.0, metadata=_about(SAMPLING, "0: the likeliest token.", flags=("--temp",)))
+    top_p: float = field(default=1.0, metadata=_about(SAMPLING, "Keep the likeliest tokens up to P."))
+    top_k: int = field(default=0, metadata=_about(SAMPLING, "Keep the K likeliest tokens; 0: all."))
+    min_p: float = field(default=0.0, metadata=_about(SAMPLING, "Drop tokens below P × the likeliest one."))
+    repetition_penalty: float = field(default=1.0, metadata=_about(SAMPLING, "Above 1: fewer repeats."))
+    presence_penalty: float = field(default=0.0, metadata=_about(SAMPLING, "Taken off tokens already said."))
+    frequency_penalty: float = field(default=0.0, metadata=_about(SAMPLING, "Taken off per time already said."))
+    logit_bias: Mapping[int, float] | None = field(
+        default=None, metadata=_about(SAMPLING, "Added to tokens.", metavar="ID=BIAS,…")
+    )
+    lang_bias: str | None = field(
+        default=None,
+        metadata=_about(
+            SAMPLING, "Added to a language's tokens: ja zh ko en ru ar th hi he el.", metavar="ja=-inf,zh=-5"
+        ),
+    )
+    suppress: Collection[int] | None = field(
+        default=None, metadata=_about(SAMPLING, "Tokens never to say.", metavar="ID,ID,…")
+    )
+    stop: Sequence[str] | None = field(default=None, metadata=_about(SAMPLING, "End before this text; repeatable."))
+    seed: int | None = field(default=None, metadata=_about(SAMPLING, "Default: a fresh one, reported."))
+    draft: DraftChoice = field(default="auto", metadata=_about(SPECULATION, "Who drafts."))
+    draft_tokens: int | Literal["auto"] = field(
+        default="auto", metadata=_about(SPECULATION, "Drafted per round.", metavar="N|auto")
+    )
+    accept: AcceptChoice = field(
+        default="coupled", metadata=_about(SPECULATION, "coupled: same text per seed; rejection: same distribution.")
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> GenerationOptions:
+        """From names and values; a name that is none of ours is refused."""
+        known = [entry.name for entry in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ForerunError(f"there is no option {name!r}: choose from {', '.join(known)}")
+        return cls(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Names and values, as `forerun.stream` takes them."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings; a single one may be given as it is."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def sampling(self, language_bias: Mapping[int, float] | None = None) -> SamplingParams:
+        """For the sampler, every value checked; `language_bias` is what `lang_bias` means in the model's vocabulary."""
+        from forerun.sample.parameters import SamplingParams, fresh_seed
+
+        wanted = {entry.name for entry in fields(SamplingParams)}
+        values = {name: value for name, value in self.to_dict().items() if name in wanted}
+        values["logit_bias"] = {**(language_bias or {}), **(self.logit_bias or {})}  # a single token's own bias wins
+        values["suppress"] = frozenset(self.suppress or ())
+        values["seed"] = fresh_seed() if self.seed is None else self.seed
+        return SamplingParams(**values)

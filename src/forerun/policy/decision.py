@@ -1,0 +1,63 @@
+"""A decision, and what every policy that makes decisions looks like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from forerun.draft.arms import ARMS
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How to run the next round: an arm by its name, or plain decoding."""
+
+    arm: str | None
+    depth: int
+
+    @property
+    def drafter(self) -> str | None:
+        """Who drafts: several arms may share a drafter."""
+        return None if self.arm is None else ARMS[self.arm].drafter
+
+
+PLAIN = Decision(None, 0)
+
+
+class Policy(Protocol):
+    """Decides how one sequence runs its rounds. `Controller` does so by measured time, `DepthPolicy` as told."""
+
+    measures: bool  # does it compare arms? Then it is asked while rounds run, and told what other arms would have said
+
+    @property
+    def current(self) -> Decision:
+        """The arm in use, which a trial of another one returns to."""
+        ...
+
+    def decide(self, limit: int, available: dict[str, bool] | None = None, others: int = 0) -> Decision:
+        """At most `limit` drafts, beside `others` sequences; `available`: which arms have something to draft now."""
+        ...
+
+    def tries(self, decision: Decision) -> bool:
+        """Is this a trial of an arm that is not in use?"""
+        ...
+
+    def survival(self, decision: Decision) -> list[float]:
+        """For each draft the tokens it should add; nothing where the depth must stay as decided."""
+        ...
+
+    def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:
+        """What came of a round."""
+        ...
+
+    def watch(self, arm: str, drafted: int, accepted: int) -> None:
+        """What would have come of a draft that was not run."""
+        ...
+
+    def drop(self, drafter: str) -> None:
+        """A drafter failed: never choose it again."""
+        ...
+
+    def seconds_saved(self, tokens: int, seconds: float, plain: float) -> float:
+        """Against plain decoding at `plain` seconds per token: `tokens` tokens took `seconds`."""
+        ...

@@ -1,0 +1,60 @@
+"""Free memory of the host: cached files are free, and a container's limit counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forerun.memory import available_memory
+
+MEMINFO = "MemTotal:       8000 kB\nMemFree:         100 kB\nMemAvailable:   5000 kB\nInactive(file):    7 kB\n"
+MIB = 1 << 20
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def group(folder: str, limit: str, used: int, inactive: int, version: int = 2) -> dict[str, str]:
+    names = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+    stat = f"anon 5\ninactive_file {inactive if version == 2 else 1}\ntotal_inactive_file {inactive}\nactive_file 77\n"
+    return {
+        f"{folder}/memory.{names[0]}": f"{limit}\n",
+        f"{folder}/memory.{names[1]}": f"{used}\n",
+        f"{folder}/memory.stat": stat,
+    }
+
+
+V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
+INSIDE = {"proc/self/cgroup": "0::/a/b\n"}
+OLD = {"proc/self/cgroup": "4:cpu,cpuacct:/x\n3:memory:/docker/1\n0::/\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 5000 * 1024),
+        (INSIDE, 5000 * 1024),
+        (INSIDE | group(f"{V2}/a/b", "max", 10, 5), 5000 * 1024),
+        (INSIDE | group(f"{V2}/a/b", str(3 * MIB), 2 * MIB, 4096), MIB + 4096),
+        (INSIDE | group(f"{V2}/a/b", "max", 1, 0) | group(f"{V2}/a", str(2 * MIB), MIB, 0), MIB),
+        (INSIDE | group(V2, str(MIB), MIB // 2, 0), MIB // 2),  # a container that sees the files of its own group only
+        (INSIDE | group(f"{V2}/a/b", str(MIB), 2 * MIB, 0), 0),
+        (OLD | group(f"{V1}/docker/1", str(2 * MIB), MIB, 512, version=1), MIB + 512),
+        (OLD | group(V1, str(2**63 - 4096), MIB, 512, version=1), 5000 * 1024),
+    ],
+)
+def test_what_is_left(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    assert available_memory(machine(tmp_path, files)) == expected
+
+
+def test_machines_that_do_not_say(tmp_path: Path) -> None:
+    assert available_memory(tmp_path) is None
+
+
+def test_this_machine_has_some() -> None:
+    assert available_memory() is None or available_memory() > 0  # type: ignore[operator]

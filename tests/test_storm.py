@@ -1,0 +1,86 @@
+"""Two hundred random requests at once, on a dense and on a hybrid model, with faults: every answer as if alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import CHUNK, CPU, PAGE, VOCAB, decoder, engine
+from heads import HeadShape, mtp_engine, random_head, write_head
+from storm import Storm, random_visit
+from tiny import tiny_model
+from tiny_qwen import random_model, save_model
+
+from forerun.cache.pages import PagePool
+from forerun.draft.mtp import MtpDrafter
+from forerun.engine.engine import Engine
+
+# Does a sequence's own failure stay with it? Until it does, only faults that do are injected.
+FAULTS_CONTAINED = False
+FAULTS = ["open", "feed", "propose"] + (["observe", "ready", "close", "sink"] if FAULTS_CONTAINED else [])
+ARMS = ["off", "lookup", "mtp", "model", "auto", "auto"]
+REQUESTS, TOKENS, CONTEXT = 200, 8, 48
+SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16}
+HYBRID: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("dense"), "llama", **SMALL)
+
+
+def dense_engine(folder: Path, head: Path, **options: Any) -> Engine:
+    """The model drafts for itself too, so that many drafts are right."""
+    model = decoder(folder, quantize=True)
+    shape = HeadShape(32, heads=2, kv_heads=1, size=16, inner=48, taps=(0,))
+    write_head(head, folder, shape, random_head(shape))
+    return mtp_engine(model, head, draft_model=decoder(folder, quantize=True), context=CONTEXT, **options)
+
+
+def hybrid_engine(folder: Path, hybrid: Path, **options: Any) -> Engine:
+    """With the head of its own; the dense model drafts for it."""
+    model = decoder(save_model(hybrid, random_model(False, **HYBRID)), quantize=False)
+    machine = engine(model, draft_model=decoder(folder, quantize=False), context=CONTEXT, **options)
+    head = model.native_head()
+    assert head is not None
+    pool = PagePool(head.block.layout, 1, 400, PAGE, torch.float32, CPU)
+    machine.drafters.by_name["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
+    return machine
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_every_answer_is_the_one_it_would_be_alone(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forerun.engine.scheduler.DEFAULT_ANSWER", 4)  # answers without a maximum must grow
+    make = dense_engine if kind == "dense" else hybrid_engine
+    dice = random.Random(13)
+    visits = [random_visit(dice, ARMS, FAULTS, TOKENS, arrives=number) for number in range(REQUESTS)]
+    storm = Storm(make(folder, tmp_path, pages=20), visits)
+    if FAULTS_CONTAINED:
+        storm.break_passes(
+            {40: RuntimeError("no pass"), 111: torch.OutOfMemoryError("no memory"), 200: ValueError("no")}
+        )
+    storm.run()
+    storm.compare(make(folder, tmp_path))
+    for drafter in storm.engine.drafters.values():
+        pool = getattr(drafter, "pool", None)
+        assert pool is None or pool.free == pool.count
+    faults = [f"fault in {name}" for name in FAULTS if name != "sink"] + ["error", "fault in a pass"] * FAULTS_CONTAINED
+    happened = [
+        "parked",
+        "parked while idle",
+        "pause",
+        "cancel",
+        "give up",
+        "extended",
+        "accepted",
+        "stop",
+        "length",
+        "cancelled",
+        *faults,
+    ]
+    assert all(storm.seen[name] for name in happened), storm.seen
