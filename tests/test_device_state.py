@@ -392,10 +392,11 @@ def test_a_head_leaves_the_table_of_angles_where_graphs_read_it(tmp_path: Path) 
     decoder = build(checkpoint, CudaKernels(DEVICE), DEVICE, torch.float32, NullProgress())
     pool = PagePool.for_model(decoder.config, 60, PAGE, torch.float32, DEVICE, slots=2, on_device=True)
     graphed(decoder, pool, 1024)
-    table, head = decoder.rope.cos, decoder.native_head()
+    (kind,) = decoder.config.ropes
+    table, head = decoder.rope[kind].cos, decoder.native_head()
     assert head is not None and head.rope is decoder.rope
     attach_head(head, decoder, pool, decoder.config.vocab, 1024)
-    assert decoder.rope.cos is table
+    assert decoder.rope[kind].cos is table
     with pytest.raises(AssertionError, match="graphs"):
         decoder.rope.reserve(4096)
 

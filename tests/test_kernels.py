@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from passes import one_sequence, ragged
 from torch import Tensor
 
 from forerun.engine.probe import ProductProbe, cancelling_rows
-from forerun.kernels import compiled
 from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, HeadNorms, LayerPages, PassRows
 from forerun.kernels.matrix import Matrix
@@ -199,11 +195,3 @@ def test_a_gated_product_has_the_bits_of_its_parts(width: int, fbgemm: bool) -> 
         apart = kernels.silu_mul(kernels.linear(x, matrix, prefill=False))
         assert torch.equal(kernels.gated_linear(x, matrix, prefill=False), apart)
         assert torch.equal(kernels.gated_linear(x[3:4], matrix, prefill=False), apart[3:4])
-
-
-def test_kernels_stand_alone() -> None:
-    """They import nothing of what is built on them."""
-    folder = Path(compiled.__file__).parent
-    for file in folder.rglob("*.py"):
-        others = set(re.findall(r"^\s*(?:from|import) forerun\.(\w+)", file.read_text(), re.MULTILINE))
-        assert others <= {"kernels", "compilation", "errors"}, f"{file.relative_to(folder)} imports {others}"

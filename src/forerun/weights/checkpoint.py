@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
 from forerun.weights.config import read_config
+from forerun.weights.config_reader import ConfigReader
 from forerun.weights.folder import weight_files
-from forerun.weights.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +39,9 @@ class Checkpoint:
             self._open(file)
 
     @property
-    def settings(self) -> Settings:
+    def reader(self) -> ConfigReader:
         """The config for those who read it value by value."""
-        return Settings(self.config, str(self.path / "config.json"))
+        return ConfigReader(self.config, str(self.path / "config.json"))
 
     def _open(self, file: Path) -> None:
         from safetensors import SafetensorError, safe_open
