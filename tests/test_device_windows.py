@@ -13,7 +13,7 @@ from forerun.cache.groups import HOLE
 from forerun.cache.pages import SequenceCache
 from forerun.kernels.gpu import attention
 
-pytestmark = [pytest.mark.kernels, SLOW, pytest.mark.filterwarnings("ignore:.*encountered in (matmul|exp)")]
+pytestmark = [pytest.mark.kernels, SLOW, pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)")]
 WINDOWS = {
     "num_hidden_layers": 2,
     "use_sliding_window": True,

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import WIDEST
 
@@ -148,6 +149,7 @@ def edit_drafts(
     _launch(logits, vocab, drafts, drafted, tables, ids, out, with_masks=False)
 
 
+@on_its_device
 def _launch(
     logits: Tensor,
     vocab: int,
@@ -189,6 +191,7 @@ def _launch(
     )
 
 
+@on_its_device
 def remember(chosen: Tensor, accepted: Tensor, live: Tensor, tables: EditTables) -> None:
     """Count the tokens that a round emitted, after `accept`: chosen [B, W] int64 up to and with accepted [B] int32.
 
