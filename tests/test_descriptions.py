@@ -13,7 +13,7 @@ from tiny import tiny_model
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.kernels.cpu import CpuKernels
-from forerun.kernels.interface import AttentionSpec, HeadLayout
+from forerun.kernels.interface import AttentionSpec, HeadLayout, Kernels
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import read_config
 from forerun.models.layers.config import AttentionConfig, DecoderConfig, DenseConfig, LayerConfig
@@ -91,21 +91,19 @@ def test_a_layer_that_reads_the_keys_of_another(kernels: str, tmp_path: Path) ->
     expected = logits(load(folder, KERNELS[kernels]))
     save_file({n: t for n, t in weights.items() if ".2.self_attn.k_" not in n and ".2.self_attn.v_" not in n},
               folder / "model.safetensors", {"format": "pt"})  # fmt: skip
-    config = read_config(open_checkpoint(folder).settings)
+    config = read_config(open_checkpoint(folder).reader)
     own = config.layers[2].mixer
     assert isinstance(own, AttentionConfig)
     reader = replace(own, spec=replace(own.spec, layout=HeadLayout(4, 0, 16)), source=0)
     layers = (*config.layers[:2], replace(config.layers[2], mixer=reader), config.layers[3])
     config = replace(config, layers=layers)
-    assert config.attention_layers == 3 and [config.state_index(layer) for layer in range(4)] == [0, 1, 0, 2]
+    assert len(config.attention) == 3 and [config.state_index(layer) for layer in range(4)] == [0, 1, 0, 2]
     torch.testing.assert_close(logits(decoder(config, folder, KERNELS[kernels])), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_gelu_and_soft_caps(name: str) -> None:
+def check_gelu_and_cap(kernels: Kernels, device: torch.device) -> None:
     """The maths, and the bits of a row alone and among others."""
-    kernels = KERNELS[name]
-    both = 8 * torch.randn(5, 2 * 37, generator=torch.Generator().manual_seed(2))
+    both = (8 * torch.randn(5, 2 * 37, generator=torch.Generator().manual_seed(2))).to(device)
     gate, up = both.chunk(2, dim=1)
     found = kernels.gelu_mul(both)
     expected = torch.nn.functional.gelu(gate.double(), approximate="tanh") * up.double()
@@ -114,3 +112,15 @@ def test_gelu_and_soft_caps(name: str) -> None:
     capped = kernels.soft_cap(both.clone(), 3.0)
     torch.testing.assert_close(capped.double(), 3 * (both.double() / 3).tanh(), atol=2e-6, rtol=1e-6)
     assert torch.equal(capped[3:4], kernels.soft_cap(both[3:4].clone(), 3.0))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_gelu_and_soft_caps(name: str) -> None:
+    check_gelu_and_cap(KERNELS[name], CPU)
+
+
+@pytest.mark.gpu
+def test_gelu_and_soft_caps_on_a_gpu() -> None:
+    from forerun.kernels.cuda import CudaKernels
+
+    check_gelu_and_cap(CudaKernels(torch.device("cuda")), torch.device("cuda"))

@@ -226,7 +226,7 @@ def test_a_padded_prompt_gives_what_it_gives_alone(folder: Path, head: Path, mon
             output = target.forward(make_pass([(cache, prompt)], last_only=True, prefill=True, features=True))
             keys, values = (torch.cat(list(part[cache.pages]), dim=dim) for part, dim in pages_of(engine))
             assert output.features is not None
-            parts = output.logits, output.hidden, output.features, keys[..., :length], values[..., :length, :]
+            parts = output.logits, output.features, keys[..., :length], values[..., :length, :]
             found.append([part.clone() for part in parts])
             cache.release()
         for padded, alone in zip(*found, strict=True):
@@ -250,7 +250,7 @@ def test_recurrent_layers_see_nothing_of_the_padding(tmp_path: Path, sparse: boo
             cache.grow(length + 2)
             prompt = [length + n for n in range(length)]
             output = target.forward(make_pass([(cache, prompt)], last_only=True, prefill=True))
-            parts = [output.logits.clone(), output.hidden.clone()]
+            parts = [output.logits.clone()]
             cache.commit(length)
             assert cache.slot is not None
             parts += [part for layer in states.copy(cache.slot, DEVICE).layers for part in (layer[0], layer[1][:3])]
@@ -392,10 +392,11 @@ def test_a_head_leaves_the_table_of_angles_where_graphs_read_it(tmp_path: Path) 
     decoder = build(checkpoint, CudaKernels(DEVICE), DEVICE, torch.float32, NullProgress())
     pool = PagePool.for_model(decoder.config, 60, PAGE, torch.float32, DEVICE, slots=2, on_device=True)
     graphed(decoder, pool, 1024)
-    table, head = decoder.rope.cos, decoder.native_head()
+    (kind,) = decoder.config.ropes
+    table, head = decoder.rope[kind].cos, decoder.native_head()
     assert head is not None and head.rope is decoder.rope
     attach_head(head, decoder, pool, decoder.config.vocab, 1024)
-    assert decoder.rope.cos is table
+    assert decoder.rope[kind].cos is table
     with pytest.raises(AssertionError, match="graphs"):
         decoder.rope.reserve(4096)
 

@@ -8,11 +8,12 @@ import torch
 import triton
 import triton.language as tl
 
+from forerun.kernels import portable
 from forerun.kernels.gpu import choosing
 from forerun.kernels.gpu.choosing import UNDECIDED, _gumbel, _gumbel_bound, choose_tokens, scratch_for
 from forerun.kernels.gpu.committing import accept
 from forerun.kernels.gpu.feature_ring import keep
-from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, portable, reference
+from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, reference
 from forerun.sample.acceptance import accept_coupled
 
 pytestmark = pytest.mark.kernels
@@ -38,7 +39,7 @@ def random_rows(rng, count):
     ]
 
 
-def on_device(logits, rows, vocab, ids=None, scratch=None, out=None):
+def on_device(logits, rows, vocab, ids=None, out=None):
     """Tokens and bad flags of a call."""
 
     def here(values, dtype):
@@ -55,7 +56,6 @@ def on_device(logits, rows, vocab, ids=None, scratch=None, out=None):
         out,
         bad,
         ids,
-        scratch,
     )
     return out.tolist(), bad.tolist()
 
@@ -108,7 +108,7 @@ def test_a_larger_vocabulary():
     assert on_device(logits, rows, 5000)[0] == expected and max(expected) > choosing.BLOCK
 
 
-def test_scores_have_the_bits_of_the_reference_and_do_not_depend_on_the_other_rows():
+def test_scores_have_the_bits_of_the_reference_and_do_not_depend_on_the_other_rows(monkeypatch):
     rng = np.random.default_rng(2)
     logits = torch.from_numpy(rng.standard_normal((5, 200)).astype(np.float32))
     rows = [row(temperature=0.3 + n / 3, seed=n << 35, choice=n, position=n) for n in range(5)]
@@ -116,7 +116,9 @@ def test_scores_have_the_bits_of_the_reference_and_do_not_depend_on_the_other_ro
     g = noise.gumbel_rows([p.seed for p in params], [p.choice for p in params], range(5), 200, torch.device("cpu"))
     expected = (logits.double() + torch.tensor([[p.temperature] for p in params], dtype=torch.float64) * g).amax(-1)
     scratch = scratch_for(5, 200, DEVICE)
-    tokens, _ = on_device(logits, rows, 200, scratch=scratch)
+    with monkeypatch.context() as patched:
+        patched.setattr(choosing, "scratch_for", lambda *_: scratch)
+        tokens, _ = on_device(logits, rows, 200)
     assert torch.equal(scratch[0][:, 0].cpu(), expected)
     assert [on_device(logits[n : n + 1], rows[n : n + 1], 200)[0][0] for n in (4, 2)] == [tokens[4], tokens[2]]
 

@@ -11,15 +11,9 @@ SOURCE = Path(__file__).parent.parent / "src/forerun"
 # From the bottom to the top: each imports from those before it. `forerun` is the package's own `__init__.py`.
 LAYERS = (
     *("errors", "progress", "compilation", "memory", "kernels", "text", "cache", "device", "weights", "models"),
-    *("sample", "options", "draft", "policy", "engine", "response", "media", "conversion", "language_model"),
-    *("loading", "inspection", "forerun", "train", "bench", "serve", "cli"),
+    *("sample", "options", "draft", "policy", "engine", "response", "media", "language_model", "loading"),
+    *("inspection", "conversion", "forerun", "train", "bench", "serve", "cli"),
 )
-# Upward imports that are still to be mended: no new ones.
-KNOWN = {
-    ("kernels", "sample"),  # kernels.gpu.choosing and filtering use the noise and exp of sample/
-    ("kernels", "cache"),  # kernels.cuda and kernels.gpu.recurrent know the device's recurrent state
-    ("weights", "models"),  # weights.convert builds a model to check what it wrote
-}
 
 
 def imports(node: ast.AST) -> Iterator[str]:
@@ -71,8 +65,7 @@ def test_every_package_has_its_place() -> None:
 
 def test_packages_import_downwards_only() -> None:
     upward = {pair: files for pair, files in edges().items() if LAYERS.index(pair[0]) < LAYERS.index(pair[1])}
-    assert {pair: files for pair, files in upward.items() if pair not in KNOWN} == {}
-    assert set(upward) >= KNOWN, "mended: take it off the list"
+    assert upward == {}
 
 
 def test_upward_imports_are_found_where_they_hide() -> None:

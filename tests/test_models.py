@@ -15,9 +15,11 @@ from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.rope import read_rope
 from forerun.models.layers.rows import make_pass
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.config_reader import ConfigReader
 
 LENGTH = 45
 ODD = {"hidden_size": 72, "intermediate_size": 88, "head_dim": 20}  # nothing here is a multiple of 16
@@ -125,6 +127,13 @@ def test_unknown_family_and_rope_are_refused_by_name(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": {"rope_type": "longrope"}}))
     with pytest.raises(ForerunError, match="longrope"):
         load(folder, ReferenceKernels())
+
+
+@pytest.mark.parametrize("parameters", [{}, LINEAR, LLAMA3, YARN, YARN | {"mscale": 0.7, "mscale_all_dim": 1.1}])
+def test_rope_parameters_come_back(parameters: dict[str, object]) -> None:
+    """A trained head's config.json says them in the same words."""
+    rope = read_rope(ConfigReader({"rope_parameters": parameters, "max_position_embeddings": 128}, "here"), 16)
+    assert read_rope(ConfigReader({"rope_parameters": rope.parameters()}, "here"), 16) == rope
 
 
 def test_models_call_no_product_of_their_own() -> None:

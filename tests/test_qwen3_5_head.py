@@ -131,7 +131,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     cache = SequenceCache(pool_for(model))
     cache.grow(len(text))
     with torch.no_grad():
-        hidden = model.forward(make_pass([(cache, text)], last_only=False)).hidden
+        hidden = model.forward(make_pass([(cache, text)], last_only=False, features=True)).features
     tensors = load_file(folder / "model.safetensors") | learn(oracle, torch.tensor(text), hidden)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder, decoder(folder, quantize)

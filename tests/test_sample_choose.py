@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from forerun.kernels import portable
 from forerun.sample import (
     Row,
     RowError,
@@ -15,7 +16,6 @@ from forerun.sample import (
     TokenHistory,
     choose,
     choose_row,
-    portable,
     probabilities,
     reference,
 )

@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from forerun.sample import noise, portable
+from forerun.kernels import portable
+from forerun.sample import noise
 
 kernels = pytest.importorskip("forerun.sample.kernels", reason="needs numba")
 

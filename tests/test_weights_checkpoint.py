@@ -59,7 +59,6 @@ def test_every_tensor_is_taken_as_stored(folder: Path, sharded: bool) -> None:
     wanted = shard(folder) if sharded else load_file(folder / "model.safetensors")
     checkpoint = open_checkpoint(folder)
     assert checkpoint.names() == wanted.keys()
-    assert checkpoint.size_bytes == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     for name, tensor in wanted.items():
         assert checkpoint.has(name) and checkpoint.shape(name) == tuple(tensor.shape)
         assert torch.equal(checkpoint.take(name, tuple(tensor.shape)), tensor)

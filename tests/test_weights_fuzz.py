@@ -23,7 +23,7 @@ from forerun.models.families import build, read_config
 from forerun.models.layers.rope import frequencies
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
-from forerun.weights.settings import Settings
+from forerun.weights.config_reader import ConfigReader
 
 ROPES = [
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32, "mscale": 1.0},
@@ -75,7 +75,7 @@ def damage(config: dict[str, Any], dice: random.Random) -> dict[str, Any]:
 def described(config: dict[str, Any]) -> bool:
     """As `loads`, without a folder: a config that is understood, and its frequencies."""
     try:
-        return all(frequencies(rope).isfinite().all() for rope in read_config(Settings(config, "here")).ropes)
+        return all(frequencies(rope).isfinite().all() for rope in read_config(ConfigReader(config, "here")).ropes)
     except ForerunError as error:
         assert "\n" not in str(error) and len(str(error)) < 600
         return False
@@ -148,4 +148,4 @@ def test_the_key_is_named(changes: dict[str, Any], message: str, tmp_path: Path)
     folder = tiny_model(tmp_path, "llama")
     settings = json.loads((folder / "config.json").read_text()) | changes
     with pytest.raises(ForerunError, match=rf"^the file: {message}|^the file: .*{message}"):
-        read_config(Settings(settings, "the file"))
+        read_config(ConfigReader(settings, "the file"))

@@ -15,8 +15,8 @@ from forerun.models.layers.loader import Loader
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rope import RopeTables
 from forerun.weights.checkpoint import Checkpoint
+from forerun.weights.config_reader import ConfigReader
 from forerun.weights.heads import HeadFolder
-from forerun.weights.settings import Settings
 
 DRAFT_VOCABULARY = "mtp.draft_vocab"
 
@@ -65,7 +65,7 @@ def block_config(folder: HeadFolder) -> DecoderConfig:
         "num_hidden_layers": 1,
         "layer_types": None,
     }
-    config = read_config(Settings(settings, where, "layer."))
+    config = read_config(ConfigReader(settings, where, "layer."))
     layer = config.layers[0]
     assert isinstance(layer.mixer, AttentionConfig)
     spec = replace(layer.mixer.spec, window=0)

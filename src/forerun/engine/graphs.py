@@ -125,7 +125,7 @@ class GraphedTarget:
         self.slot[:sequences] = rows.slot
         output, count = replay(), len(batch.tokens)
         features = None if output.features is None else output.features[:count]
-        return Output(output.logits[:count], output.hidden[:count], features)
+        return Output(output.logits[:count], features)
 
     def _in_halves(self, batch: Pass) -> Output:
         """Narrower passes, one after another: with so many rows at once a product changes bits."""
@@ -136,9 +136,9 @@ class GraphedTarget:
             half = PassRows.uniform(rows.width, rows.position[part], tables, rows.slot[part], rows.states)
             tokens = batch.tokens.view(-1, rows.width)[part].flatten()
             output = self.forward(replace(batch, tokens=tokens, rows=half))
-            outputs.append([None if x is None else x.clone() for x in (output.logits, output.hidden, output.features)])
-        logits, hidden, features = zip(*outputs, strict=True)
-        return Output(torch.cat(logits), torch.cat(hidden), torch.cat(features) if batch.features else None)
+            outputs.append([None if x is None else x.clone() for x in (output.logits, output.features)])
+        logits, features = zip(*outputs, strict=True)
+        return Output(torch.cat(logits), torch.cat(features) if batch.features else None)
 
     def _idle(self) -> None:
         """Nobody's rows: what a capture's first run writes must harm no one."""
@@ -204,7 +204,7 @@ class GraphedPrompts:
             staged = self.state[1]
             rows.staged.state, rows.staged.inputs = staged.state, staged.inputs  # committed before the next pass
         features = None if output.features is None else output.features[:count]
-        return Output(output.logits, output.hidden[:count], features)
+        return Output(output.logits, features)
 
     def _capture(self, count: int, features: bool) -> Replay[Output]:
         rows = PassRows.uniform(count, self.start, self.tables, self.slot)

@@ -11,7 +11,7 @@ from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
 from forerun.weights.checkpoint import Checkpoint
-from forerun.weights.settings import Settings
+from forerun.weights.config_reader import ConfigReader
 
 READERS = {
     "llama": llama.read_config,
@@ -26,7 +26,7 @@ READERS = {
 TRAINABLE = ("llama", "mistral", "qwen2", "qwen3")  # families that heads can be trained for
 
 
-def read_config(config: Settings) -> DecoderConfig:
+def read_config(config: ConfigReader) -> DecoderConfig:
     """What a config.json describes, in the words of its family."""
     family = config.text("model_type")
     if family not in READERS:
@@ -39,4 +39,4 @@ def build(
     checkpoint: Checkpoint, kernels: Kernels, device: torch.device, dtype: torch.dtype, progress: Progress
 ) -> Decoder:
     """The decoder of a checkpoint, weights loaded."""
-    return Decoder(read_config(checkpoint.settings), kernels, checkpoint, device, dtype, progress)
+    return Decoder(read_config(checkpoint.reader), kernels, checkpoint, device, dtype, progress)

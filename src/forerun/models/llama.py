@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from forerun.models.layers.config import DecoderConfig, attention_decoder, layer_count
-from forerun.weights.settings import Settings
+from forerun.weights.config_reader import ConfigReader
 
 
-def read_config(config: Settings) -> DecoderConfig:
+def read_config(config: ConfigReader) -> DecoderConfig:
     """Optional biases on the attention projections and on the feed-forward layer; no window."""
     bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     windows = [0] * layer_count(config)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from forerun.models.layers.config import MOST_POSITIONS, DecoderConfig, attention_decoder, layer_count
-from forerun.weights.settings import Settings
+from forerun.weights.config_reader import ConfigReader
 
 SLIDING = "sliding_attention"
 
 
-def windows(config: Settings) -> list[int]:
+def windows(config: ConfigReader) -> list[int]:
     """The window counts only when `use_sliding_window` is set: where `layer_types` says so, or in the upper layers."""
     layers = layer_count(config)
     if not config.flag("use_sliding_window", False):
@@ -21,6 +21,6 @@ def windows(config: Settings) -> list[int]:
     return [window if kind == SLIDING else 0 for kind in kinds]
 
 
-def read_config(config: Settings) -> DecoderConfig:
+def read_config(config: ConfigReader) -> DecoderConfig:
     """As llama, with biases on the fused projection."""
     return attention_decoder(config, windows=windows(config), qkv_bias=True)

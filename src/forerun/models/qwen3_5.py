@@ -16,23 +16,23 @@ from forerun.models.layers.config import (
     read_eps,
 )
 from forerun.models.layers.rope import read_rope
-from forerun.weights.settings import Settings
+from forerun.weights.config_reader import ConfigReader
 
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
 HEAD_DIM = 256  # what an absent field means in this family
 
 
-def read_config(config: Settings) -> DecoderConfig:
+def read_config(config: ConfigReader) -> DecoderConfig:
     """Nested beside a vision model's settings, or flat."""
     return hybrid_decoder(config, DenseConfig(text_part(config).integer("intermediate_size")))
 
 
-def text_part(config: Settings) -> Settings:
+def text_part(config: ConfigReader) -> ConfigReader:
     """The settings of the language model."""
     return config.part("text_config") if "text_config" in config else config
 
 
-def hybrid_decoder(config: Settings, feed_forward: DenseConfig | ExpertsConfig) -> DecoderConfig:
+def hybrid_decoder(config: ConfigReader, feed_forward: DenseConfig | ExpertsConfig) -> DecoderConfig:
     """What dense and sparse models have in common."""
     text = text_part(config)
     text.only("hidden_act", "silu")
@@ -62,7 +62,7 @@ def hybrid_decoder(config: Settings, feed_forward: DenseConfig | ExpertsConfig) 
     )
 
 
-def layer_kinds(text: Settings) -> list[str]:
+def layer_kinds(text: ConfigReader) -> list[str]:
     """What each layer is: as listed, or else every `full_attention_interval`-th has attention."""
     layers = layer_count(text)
     interval = text.integer("full_attention_interval", 4)
@@ -76,7 +76,7 @@ def layer_kinds(text: Settings) -> list[str]:
     return kinds
 
 
-def delta_layout(text: Settings) -> DeltaLayout:
+def delta_layout(text: ConfigReader) -> DeltaLayout:
     """Heads of the recurrent layers."""
     layout = DeltaLayout(
         key_heads=text.integer("linear_num_key_heads", 16),
@@ -91,7 +91,7 @@ def delta_layout(text: Settings) -> DeltaLayout:
     return layout
 
 
-def rotary_size(text: Settings, size: int) -> int:
+def rotary_size(text: ConfigReader, size: int) -> int:
     """Rotated columns of a head of `size` columns."""
     rope = text.part("rope_parameters" if "rope_parameters" in text else "rope_scaling")
     usual = text.number("partial_rotary_factor", 0.25, high=1.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from forerun.errors import ForerunError
 from forerun.models.layers.config import DecoderConfig, ExpertsConfig
 from forerun.models.qwen3_5 import hybrid_decoder, text_part
-from forerun.weights.settings import Settings
+from forerun.weights.config_reader import ConfigReader
 
 
-def read_config(config: Settings) -> DecoderConfig:
+def read_config(config: ConfigReader) -> DecoderConfig:
     """The weights of the chosen experts always add up to one in this family."""
     text = text_part(config)
     experts = ExpertsConfig(

@@ -6,7 +6,7 @@ width do not matter. The files, in the order a row meets them:
     parameters          what a request asks for
     history, row        what a row knows besides its logits
     processors          bias, masks, penalties
-    portable, noise     exp, log and Philox from basic arithmetic; keyed randomness
+    noise               keyed randomness
     reference           the vectorised body in torch, for any device
     compiled, kernels   the same in numba, for CPU
     choose              picks the body

@@ -14,8 +14,8 @@ from types import ModuleType
 
 import torch
 
+from forerun.kernels.portable import LARGEST_VOCABULARY
 from forerun.sample import reference
-from forerun.sample.portable import LARGEST_VOCABULARY
 from forerun.sample.row import Row
 
 

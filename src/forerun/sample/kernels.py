@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.compilation import jit
-from forerun.sample import portable
+from forerun.kernels import portable
 
 Logits = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forerun.sample import portable
+from forerun.kernels import portable
 
 # Separate streams, because a draft drawn with the noise that later redraws its position would bias the result.
-CHOOSE = 0
+CHOOSE = portable.CHOOSE
 DRAFT = 1  # drafts sampled for `rejection`
 ACCEPT = 2  # the coin of `rejection`
 RESIDUAL = 3  # the redraw of `rejection`

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from forerun.sample import noise, portable
+from forerun.kernels import portable
+from forerun.sample import noise
 from forerun.sample.parameters import SamplingParams
 from forerun.sample.processors import process_torch
 from forerun.sample.row import Row, check_best

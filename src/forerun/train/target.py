@@ -52,7 +52,7 @@ class Target:
             known = ", ".join(TRAINABLE)
             raise ForerunError(f"a head cannot be trained for model type {family!r} yet; only for {known}")
         self.checkpoint = checkpoint
-        self.config = read_config(checkpoint.settings)
+        self.config = read_config(checkpoint.reader)
         mixer, feed_forward = self.config.layers[0].mixer, self.config.layers[0].feed_forward
         assert isinstance(mixer, AttentionConfig) and isinstance(feed_forward, DenseConfig)
         self.attention, self.feed_forward = mixer, feed_forward  # of all layers

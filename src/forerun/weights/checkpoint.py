@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
 from forerun.weights.config import read_config
+from forerun.weights.config_reader import ConfigReader
 from forerun.weights.folder import weight_files
-from forerun.weights.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -33,16 +33,15 @@ class Checkpoint:
     def __init__(self, path: Path, config: dict[str, Any], files: list[Path]) -> None:
         self.path = path
         self.config = config
-        self.size_bytes = sum(file.stat().st_size for file in files)
         self._handles: dict[str, Any] = {}  # tensor name -> the open file it is in
         self._taken: set[str] = set()
         for file in files:
             self._open(file)
 
     @property
-    def settings(self) -> Settings:
+    def reader(self) -> ConfigReader:
         """The config for those who read it value by value."""
-        return Settings(self.config, str(self.path / "config.json"))
+        return ConfigReader(self.config, str(self.path / "config.json"))
 
     def _open(self, file: Path) -> None:
         from safetensors import SafetensorError, safe_open

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.weights.checkpoint import Checkpoint
+from forerun.weights.config_reader import ConfigReader
 from forerun.weights.fingerprint import fingerprint
 from forerun.weights.folder import file_inside, read_json
 
@@ -16,7 +17,6 @@ FORMAT = "forerun-mtp-head"
 VERSION = 1
 WEIGHTS = "head.safetensors"
 PACKAGED = Path(__file__).parent.parent / "data" / "heads"
-LARGEST = 1 << 24  # no dimension of a model comes near
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,8 @@ class FoundHead:
 
 def shape_of(checkpoint: Checkpoint) -> Shape:
     """The shape of a model, as heads record it."""
-    config = checkpoint.config
-    nested = config.get("text_config")
-    return _shape(nested if isinstance(nested, dict) else config, str(checkpoint.path))
+    settings = checkpoint.reader
+    return _shape(settings.part("text_config") if "text_config" in settings else settings)
 
 
 def read_head(folder: Path) -> HeadFolder:
@@ -79,11 +78,11 @@ def read_head(folder: Path) -> HeadFolder:
     if config.get("format") != FORMAT or config.get("version") != VERSION:
         found = f"{config.get('format')!r} version {config.get('version')!r}"[:80]
         raise ForerunError(f"{where} is of format {found}, expected {FORMAT!r} version {VERSION}")
-    target, layer = config.get("target"), config.get("layer")
-    if not isinstance(target, dict) or not isinstance(layer, dict):
-        raise ForerunError(f"{where}: config.json must hold 'target' and 'layer'")
-    shape = _shape(target, where)
-    return HeadFolder(folder, str(target.get("hash", ""))[:64], shape, _taps(config, shape, where), layer)
+    settings = ConfigReader(config, where)
+    target = settings.part("target")
+    shape = _shape(target)
+    taps = _taps(config, shape, where)
+    return HeadFolder(folder, target.text("hash", "")[:64], shape, taps, settings.part("layer").values)
 
 
 def find_head(checkpoint: Checkpoint, folder: Path | None) -> FoundHead | None:
@@ -122,19 +121,9 @@ def _match(head: HeadFolder, own: str) -> FoundHead:
     return FoundHead(head, warning)
 
 
-def _shape(config: Mapping[str, Any], where: str) -> Shape:
-    family = config.get("model_type")
-    if not isinstance(family, str):
-        raise ForerunError(f"{where}: config.json does not name the model_type")
-    sizes = [_count(config, name, where) for name in ("hidden_size", "vocab_size", "num_hidden_layers")]
-    return Shape(family[:40], *sizes)
-
-
-def _count(config: Mapping[str, Any], name: str, where: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
-        raise ForerunError(f"{where}: {name} must be a positive integer, found {str(value)[:40]!r}")
-    return value
+def _shape(config: ConfigReader) -> Shape:
+    sizes = [config.integer(name) for name in ("hidden_size", "vocab_size", "num_hidden_layers")]
+    return Shape(config.text("model_type")[:40], *sizes)
 
 
 def _taps(config: Mapping[str, Any], shape: Shape, where: str) -> tuple[int, ...]:

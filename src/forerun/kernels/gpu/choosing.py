@@ -1,6 +1,6 @@
 """Keyed Gumbel sampling over the vocabulary on the device: argmax(l + T·g), noise made where it is used.
 
-Scores are float64, computed step by step as `sample.portable` does and without fused multiply-adds: the chosen tokens
+Scores are float64, computed step by step as `kernels.portable` does and without fused multiply-adds: the chosen tokens
 are those of `sample.reference`, to the bit. Two logarithms in float64 for every token would cost more than reading the
 logits. So each token first gets an upper bound of its score, from one float32 logarithm, and exact scores are computed
 best bound first, until no bound reaches the best score. That is one or two tokens per block of the vocabulary.
@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels import portable
 from forerun.kernels.gpu.filtering import Limits, order
 from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
-from forerun.sample import noise, portable
 
 BLOCK = 2048  # tokens per program
 WARPS = 4  # a warp more is a warp more that repeats the exact scores
@@ -25,7 +25,7 @@ BROKEN, UNDECIDED = 1, 2  # what `choose_tokens` may say of a row
 
 _BROKEN, _UNDECIDED = tl.constexpr(BROKEN), tl.constexpr(UNDECIDED)
 _INFINITY = tl.constexpr(float("inf"))
-_STREAM = tl.constexpr(noise.CHOOSE)
+_STREAM = tl.constexpr(portable.CHOOSE)
 _MANTISSA, _ONE_BITS = tl.constexpr(portable.MANTISSA), tl.constexpr(portable.ONE_BITS)
 _LN2_HIGH, _LN2_LOW = tl.constexpr(portable.LN2_HIGH), tl.constexpr(portable.LN2_LOW)
 _SQRT2 = tl.constexpr(portable.SQRT2)
@@ -191,7 +191,6 @@ def choose_tokens(
     out: Tensor,
     bad: Tensor,
     ids: Tensor | None = None,
-    scratch: tuple[Tensor, Tensor] | None = None,
     limits: Limits | None = None,
 ) -> None:
     """The token `sample.reference` chooses for each row without processors; the host reads nothing.
@@ -210,7 +209,7 @@ def choose_tokens(
     assert all(tensor.is_contiguous() for tensor in (temperature, seed, position, bad))
     assert limits is None or ids is None
     cut, floor, undecided = (None, None, None) if limits is None else limits
-    values, tokens = scratch_for(rows, vocab, logits.device) if scratch is None else scratch
+    values, tokens = scratch_for(rows, vocab, logits.device)
     blocks = triton.cdiv(vocab, BLOCK)
     assert values.shape == tokens.shape == (rows, blocks)
     _best_of_block[(blocks, rows)](

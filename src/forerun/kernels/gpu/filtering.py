@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels import portable
 from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import LARGEST_TOP_K
-from forerun.sample import portable
 
 BLOCK = 2048  # tokens per program that reads a row
 MOST_PEAKS = 1024

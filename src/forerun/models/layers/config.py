@@ -9,7 +9,7 @@ from typing import Literal
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec, DeltaLayout, HeadLayout
 from forerun.models.layers.rope import RopeConfig, read_rope
-from forerun.weights.settings import Settings
+from forerun.weights.config_reader import ConfigReader
 
 MOST_LAYERS = 4096
 MOST_POSITIONS = 2**31 - 1  # they are counted in 32 bits on a device
@@ -94,11 +94,6 @@ class DecoderConfig:
         return self.attention[0].layout
 
     @property
-    def attention_layers(self) -> int:
-        """Layers that keep keys and values."""
-        return len(self.attention)
-
-    @property
     def delta(self) -> DeltaLayout | None:
         """The shape of recurrent layers, in families that have them."""
         return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, DeltaLayout)), None)
@@ -117,12 +112,12 @@ class DecoderConfig:
         return sum(isinstance(each.mixer, AttentionConfig) and each.mixer.source is None for each in before)
 
 
-def layer_count(config: Settings) -> int:
+def layer_count(config: ConfigReader) -> int:
     """How many layers there are."""
     return config.integer("num_hidden_layers", high=MOST_LAYERS)
 
 
-def head_layout(config: Settings, head_dim: int | None = None) -> HeadLayout:
+def head_layout(config: ConfigReader, head_dim: int | None = None) -> HeadLayout:
     """Heads as configured; a missing `head_dim` is the family's, or else hidden / heads."""
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
@@ -134,18 +129,18 @@ def head_layout(config: Settings, head_dim: int | None = None) -> HeadLayout:
     return HeadLayout(heads, kv_heads, size)
 
 
-def read_context(config: Settings) -> int:
+def read_context(config: ConfigReader) -> int:
     """The most positions the model was made for."""
     return config.integer("max_position_embeddings", high=MOST_POSITIONS)
 
 
-def read_eps(config: Settings) -> float:
+def read_eps(config: ConfigReader) -> float:
     """What norms add before they divide."""
     return config.number("rms_norm_eps", 1e-6, high=1.0)
 
 
 def attention_decoder(
-    config: Settings,
+    config: ConfigReader,
     *,
     windows: Sequence[int],
     head_dim: int | None = None,

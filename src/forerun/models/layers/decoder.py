@@ -109,7 +109,7 @@ class Decoder:
         logits = kernels.logits(wanted, self.head)
         if self.config.softcap:
             logits = kernels.soft_cap(logits, self.config.softcap)
-        return Output(logits, hidden, features)
+        return Output(logits, features)
 
     def output_rows(self, ids: Tensor) -> Tensor:
         """Rows [n, hidden] of the output matrix as the checkpoint has them, before they were packed."""

@@ -16,30 +16,29 @@ from forerun.models.layers.rows import Pass
 
 @dataclass(slots=True)
 class Layer:
-    """Both parts see normed rows and add to the rows themselves."""
+    """Both parts see normed rows and add to the rows themselves; what they add may be normed too."""
 
-    input_norm: Tensor  # [hidden]
     mixer: Mixer
-    post_norm: Tensor  # [hidden]
     feed_forward: FeedForward
     eps: float
-    mixed_norm: Tensor | None = None  # [hidden], of what the mixer gives, before it is added
-    fed_norm: Tensor | None = None  # [hidden], of what the network gives
+    input_norm: Tensor  # [hidden], as all norms here
+    pre_feed_forward_norm: Tensor
+    post_mixer_norm: Tensor | None = None
+    post_feed_forward_norm: Tensor | None = None
 
     def forward(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles) -> Tensor:
         """[rows, hidden] → [rows, hidden]; pages and states of the sequences take part."""
         normed = kernels.rms_norm(x, self.input_norm, self.eps)
-        if self.mixed_norm is None:
+        if self.post_mixer_norm is None:
             x = self.mixer.forward(kernels, normed, x, batch, angles)
         else:
-            x = x + kernels.rms_norm(
-                self.mixer.forward(kernels, normed, None, batch, angles), self.mixed_norm, self.eps
-            )
-        normed = kernels.rms_norm(x, self.post_norm, self.eps)
-        if self.fed_norm is None:
+            mixed = self.mixer.forward(kernels, normed, None, batch, angles)
+            x = x + kernels.rms_norm(mixed, self.post_mixer_norm, self.eps)
+        normed = kernels.rms_norm(x, self.pre_feed_forward_norm, self.eps)
+        if self.post_feed_forward_norm is None:
             return self.feed_forward.forward(kernels, normed, x, batch.prefill)
         fed = self.feed_forward.forward(kernels, normed, None, batch.prefill)
-        return x + kernels.rms_norm(fed, self.fed_norm, self.eps)
+        return x + kernels.rms_norm(fed, self.post_feed_forward_norm, self.eps)
 
     def fill(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles) -> None:
         """Only what later rows read of these: their keys and values."""

@@ -17,6 +17,15 @@ from forerun.models.layers.mixers import AttentionMixer, DeltaMixer
 from forerun.models.layers.rope import RopeTables
 from forerun.weights.checkpoint import Checkpoint
 
+# Hugging Face's names of a layer's norms; `post_attention_layernorm` means two things.
+NORMS = {"input_norm": "input_layernorm", "pre_feed_forward_norm": "post_attention_layernorm"}
+SANDWICH_NORMS = {
+    "input_norm": "input_layernorm",
+    "post_mixer_norm": "post_attention_layernorm",
+    "pre_feed_forward_norm": "pre_feedforward_layernorm",
+    "post_feed_forward_norm": "post_feedforward_layernorm",
+}
+
 
 @dataclass(slots=True)
 class Loader:
@@ -31,21 +40,14 @@ class Loader:
 
     def layer(self, prefix: str, config: LayerConfig, index: int) -> Layer:
         """The layer whose tensors begin with `prefix`; `index` says where its state is, as `state_index` does."""
-        before, after, sandwich = "input_layernorm", "post_attention_layernorm", self.config.sandwich_norms
-        names = (
-            [before, "pre_feedforward_layernorm", after, "post_feedforward_layernorm"] if sandwich else [before, after]
-        )
-        norms = [self.norm(f"{prefix}{name}.weight", self.config.hidden) for name in names]
+        names = SANDWICH_NORMS if self.config.sandwich_norms else NORMS
         return Layer(
-            input_norm=norms[0],
             mixer=self._delta(prefix + "linear_attn.", config.mixer, index)
             if isinstance(config.mixer, DeltaLayout)
             else self._attention(prefix + "self_attn.", config.mixer, index),
-            post_norm=norms[1],
             feed_forward=self._feed_forward(prefix + "mlp.", config.feed_forward),
             eps=self.config.eps,
-            mixed_norm=norms[2] if sandwich else None,
-            fed_norm=norms[3] if sandwich else None,
+            **{place: self.norm(f"{prefix}{name}.weight", self.config.hidden) for place, name in names.items()},
         )
 
     def norm(self, name: str, size: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +13,15 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Angles
 from forerun.models.layers.rows import Pass
-from forerun.weights.settings import Settings
+from forerun.weights.config_reader import ConfigReader
 
-KINDS = ("default", "linear", "llama3", "yarn")
+ORIGINAL = "original_max_position_embeddings"
+KINDS = {  # and what each of them has to say beside rope_theta
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", ORIGINAL, "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", ORIGINAL, "beta_fast", "beta_slow", "truncate", "attention_factor"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +41,11 @@ class RopeConfig:
     attention_factor: float = 1.0  # multiplies cos and sin
 
     def parameters(self) -> dict[str, Any]:
-        """As config.json has them: what differs from the defaults."""
-        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)[1:]}
-        return {"rope_type": self.rope_type} | {
-            name: value for name, (value, usual) in values.items() if value != usual
-        }
+        """As config.json has them."""
+        return {name: getattr(self, name) for name in ("rope_type", "rope_theta", *KINDS[self.rope_type])}
 
 
-def read_rope(config: Settings, columns: int, default_theta: float = 10000.0) -> RopeConfig:
+def read_rope(config: ConfigReader, columns: int, default_theta: float = 10000.0) -> RopeConfig:
     """The rope settings of a config.json, old style (`rope_theta`, `rope_scaling`) or new (`rope_parameters`)."""
     settings = config.part("rope_parameters" if "rope_parameters" in config else "rope_scaling")
     if columns < 2 or columns % 2:
@@ -56,7 +59,7 @@ def read_rope(config: Settings, columns: int, default_theta: float = 10000.0) ->
     if kind == "linear":
         return RopeConfig(columns, theta, kind, settings.number("factor"))
     if kind == "llama3":
-        original, factor = settings.number("original_max_position_embeddings"), settings.number("factor")
+        original, factor = settings.number(ORIGINAL), settings.number("factor")
         low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
         if low >= high:
             raise ForerunError(f"{settings.name('low_freq_factor')} must be below high_freq_factor")
@@ -64,9 +67,9 @@ def read_rope(config: Settings, columns: int, default_theta: float = 10000.0) ->
     return _read_yarn(config, settings, columns, theta)
 
 
-def _read_yarn(config: Settings, settings: Settings, columns: int, theta: float) -> RopeConfig:
+def _read_yarn(config: ConfigReader, settings: ConfigReader, columns: int, theta: float) -> RopeConfig:
     context = settings.number("max_position_embeddings", config.number("max_position_embeddings", 2048.0))
-    original = settings.number("original_max_position_embeddings", context)
+    original = settings.number(ORIGINAL, context)
     factor = settings.number("factor", context / original)
 
     def amplitude(weight: float) -> float:

@@ -100,8 +100,8 @@ class Output:
     """Results of a pass."""
 
     logits: Tensor  # [wanted rows, vocabulary] float32
-    hidden: Tensor  # [rows, hidden], after the final norm
-    # [rows, (taps + 1) · hidden], when the pass asked: inputs of the tapped layers in order, then `hidden`
+    # [rows, (taps + 1) · hidden], when the pass asked: inputs of the tapped layers in order, then what the output
+    # matrix reads: hidden states after the final norm
     features: Tensor | None = None
 
 

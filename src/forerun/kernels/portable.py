@@ -2,7 +2,7 @@
 
 The exp and log of a maths library differ in the last bit between libraries, devices, and the vector and scalar forms
 of one library. Here every step is an IEEE operation that rounds one way everywhere (+, −, ·, /, floor, moving bits), so
-that numpy, torch on any device and `kernels` agree to the bit, wherever an element lies in a buffer.
+that numpy, torch on any device and compiled loops agree to the bit, wherever an element lies in a buffer.
 """
 
 import math
@@ -27,6 +27,7 @@ WEIGHT_BITS = 42  # weight 1 is 2⁴²; a vocabulary up to 2²⁰ sums below 2�
 LARGEST_VOCABULARY = 1 << 20
 LOWEST_EXPONENT = -40.0  # e^-40 · 2⁴² rounds to 0
 
+CHOOSE = 0  # the stream of noise that plain decoding draws with; `sample.noise` has others
 MASK32 = 0xFFFFFFFF
 PHILOX_M0 = 0xD2511F53
 PHILOX_M1 = 0xCD9E8D57

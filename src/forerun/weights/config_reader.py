@@ -12,10 +12,10 @@ SMALLEST = 1e-30  # what is no smaller and no larger than 1 / SMALLEST can be di
 SHOWN = 40  # characters of a wrong value in a message
 
 
-class Settings:
+class ConfigReader:
     """One object of a JSON file. Keys that are absent or null have the default; without a default they must be there.
 
-    >>> Settings({"hidden_size": 64}, "config.json").integer("hidden_size")
+    >>> ConfigReader({"hidden_size": 64}, "config.json").integer("hidden_size")
     64
     """
 
@@ -64,12 +64,12 @@ class Settings:
             raise self.wrong(name, "a list of strings")
         return value
 
-    def part(self, name: str) -> Settings:
+    def part(self, name: str) -> ConfigReader:
         """An object inside this one; empty when it is absent."""
         value = self._value(name, {})
         if not isinstance(value, Mapping):
             raise self.wrong(name, "an object")
-        return Settings(value, self.where, f"{self._prefix}{name}.")
+        return ConfigReader(value, self.where, f"{self._prefix}{name}.")
 
     def only(self, name: str, *known: Any) -> None:
         """Refuses every value but the `known` ones, the first of which is what an absent key means."""
