@@ -23,7 +23,7 @@ from forerun.engine.host import HostExecutor
 from forerun.engine.plan import Executor
 from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.interface import AttentionSpec
-from forerun.loading import graphed
+from forerun.loading import attach_head, graphed
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
 from forerun.policy.costs import CostTable
@@ -48,12 +48,16 @@ def tiny_head(path: Path, folder: Path) -> Path:
     return write_head(path, folder, shape, random_head(shape), list(range(4, 290, 2)))
 
 
-def device_engine(folder: Path, head: Path | None, *, rounds: bool = True) -> Engine:
+def device_engine(folder: Path, head: Path | None, *, rounds: bool = True, native: bool = False) -> Engine:
+    """`native`: with the head that the model brings."""
     decoder = build(open_checkpoint(folder), CudaKernels(DEVICE), DEVICE, torch.float32, NullProgress())
     pool = PagePool.for_model(decoder.config, 60, PAGE, torch.float32, DEVICE, slots=4, on_device=True)
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
     if head is not None:
         drafters["mtp"] = attach(head, decoder)
+    brought = decoder.native_head() if native else None
+    if brought is not None:
+        drafters["mtp"] = attach_head(brought, decoder, pool, VOCAB, CONTEXT)
     target = graphed(decoder, pool, CONTEXT)
     costs = CostTable()
     executor: Executor = device_executor(target, drafters, VOCAB, costs)

@@ -16,8 +16,10 @@ import torch
 from engines import VOCAB, NoText, finish, request
 
 from forerun.engine.engine import Engine
+from forerun.engine.host import HostExecutor
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence, Status
+from forerun.models.layers.rows import Target
 
 FILTERS: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 20, "min_p": 0.05}, {"top_k": 5}]
 EDITS: list[dict[str, Any]] = [
@@ -101,7 +103,7 @@ class Storm:
         self.struck: set[int] = set()  # sequences that may have ended with an error
         self.hit: dict[int, set[str]] = defaultdict(set)  # sequences whose drafters failed, and which
         self.seen: Counter[str] = Counter()
-        for drafter in engine.drafters.values():
+        for drafter in engine.drafters.by_name.values():
             self._let_break(drafter)
 
     def _let_break(self, drafter: Any) -> None:
@@ -133,7 +135,8 @@ class Storm:
 
     def break_passes(self, errors: dict[int, Exception]) -> None:
         """The n-th pass of the target raises."""
-        target, usual, passes = self.engine.target, self.engine.target.forward, 0
+        target = target_of(self.engine)
+        usual, passes = target.forward, 0
 
         def forward(*args: Any) -> Any:
             nonlocal passes
@@ -219,6 +222,13 @@ class Storm:
                 assert sequence.error is None
             self.seen[str(sequence.finish_reason)] += 1
             self.seen["accepted"] += sequence.counters.accepted
+
+
+def target_of(engine: Engine) -> Target:
+    """What runs the passes of the host's rounds and of prompts."""
+    host = engine.executor if isinstance(engine.executor, HostExecutor) else getattr(engine.executor, "host", None)
+    assert isinstance(host, HostExecutor)
+    return host.target
 
 
 def plain_answer(engine: Engine, visit: Visit, sequence: Sequence) -> Sequence:

@@ -11,8 +11,8 @@ SOURCE = Path(__file__).parent.parent / "src/forerun"
 # From the bottom to the top: each imports from those before it. `forerun` is the package's own `__init__.py`.
 LAYERS = (
     *("errors", "progress", "compilation", "memory", "kernels", "text", "cache", "device", "weights", "models"),
-    *("sample", "options", "draft", "policy", "engine", "response", "media", "language_model", "loading"),
-    *("inspection", "conversion", "forerun", "train", "bench", "serve", "cli"),
+    *("sample", "options", "draft", "policy", "engine", "response", "media", "conversion", "language_model"),
+    *("loading", "inspection", "forerun", "train", "bench", "serve", "cli"),
 )
 # Upward imports that are still to be mended: no new ones.
 KNOWN = {

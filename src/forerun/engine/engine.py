@@ -239,20 +239,21 @@ class Engine:
         if result.error is not None:
             sequence.fail(result.error)
             return
-        try:
-            if sequence.status is Status.PREFILL:
-                result.keep(0)
-                sequence.counters.prefill_seconds += result.took
-                if result.tokens:
-                    sequence.status = Status.RUNNING
-                    sequence.emit(result.tokens[0], from_draft=False)
+        if sequence.status is Status.PREFILL:
+            result.keep(0)  # all rows of the prompt that were read
+            sequence.counters.prefill_seconds += result.took
+            if not result.tokens:
                 return
+            sequence.status = Status.RUNNING
+        try:
             for token in result.tokens:
                 emitted += 1
                 if sequence.emit(token, from_draft=emitted <= result.accepted):
                     break
         except Exception as error:  # noqa: BLE001 - a sink may fail; its sequence fails alone
             sequence.fail(error)
+        if result.prompt:
+            return
         result.keep(emitted)
         result.accepted = min(result.accepted, emitted)
         if result.tokens:

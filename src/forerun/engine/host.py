@@ -78,7 +78,7 @@ class HostExecutor:
         began, sequence = time.perf_counter(), chunk.sequence
         cache, prompt = sequence.cache, sequence.request.prompt
         count, turn = chunk.stop - cache.length, Turn(sequence, PLAIN)
-        result = Result(turn, [], 0, 0, partial(self._keep_prompt, turn))
+        result = Result(turn, [], 0, 0, lambda _: None, prompt=True)
         try:
             tokens = list(prompt[cache.length : chunk.stop])
             features = self.drafters.wants_features(sequence)

@@ -69,6 +69,7 @@ class Result:
     took: float = 0.0  # that the sequence waited
     drafting: float = 0.0  # part of that
     error: Exception | None = None
+    prompt: bool = False  # it comes of reading a prompt
     advanced: bool = False  # the device has moved on by itself: the sequence cannot go back to before the round
 
 

@@ -1,0 +1,52 @@
+"""The storm on a device, or in Triton's interpreter: rounds run ahead while requests come, go, fail and are edited."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from device_engines import DEVICE, SLOW, device_engine, tiny_folder, tiny_head
+from storm import Storm, random_visit
+from tiny_qwen import random_model, save_model
+
+from forerun.kernels.gpu import attention
+
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (matmul|exp)")]
+ARMS, FAULTS = ["off", "lookup", "mtp", "auto"], ["open", "feed", "observe", "ready", "close", "propose", "sink"]
+
+
+@pytest.fixture(autouse=True)
+def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is slow."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(attention, "splits", lambda layout: 2)
+
+
+@pytest.mark.parametrize("count", [pytest.param(200 if DEVICE.type == "cuda" else 40, marks=SLOW), 8])
+@pytest.mark.parametrize("kind", ["dense", pytest.param("hybrid", marks=SLOW)])
+def test_every_answer_is_the_one_it_would_be_alone(
+    kind: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forerun.engine.scheduler.DEFAULT_ANSWER", 4)  # answers without a maximum must grow
+    if kind == "dense":
+        folder = tiny_folder(tmp_path / "model")
+        head = tiny_head(tmp_path / "head", folder)
+    else:
+        folder, head = save_model(tmp_path / "model", random_model(False)), None
+    engine, alone = device_engine(folder, head, native=head is None), device_engine(folder, None, rounds=False)
+    dice = random.Random(count)
+    tokens = 8 if DEVICE.type == "cuda" else 4
+    visits = [random_visit(dice, ARMS, FAULTS, tokens, arrives=number // 2) for number in range(count)]
+    for visit in visits:
+        if visit.request.max_tokens is None:
+            visit.happens, visit.begin = "give up", visit.begin // 2
+    storm = Storm(engine, visits)
+    if count > 8:
+        storm.break_passes({20: RuntimeError("no pass"), 31: torch.OutOfMemoryError("no memory")})
+    storm.run()
+    storm.compare(alone)
+    engine.pool.check([])
+    assert not engine.executor.slots.occupants  # type: ignore[attr-defined]
+    assert storm.seen["accepted"] or count == 8
