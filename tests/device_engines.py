@@ -42,15 +42,17 @@ def tiny_head(path: Path, folder: Path) -> Path:
     return write_head(path, folder, shape, random_head(shape), list(range(4, 290, 2)))
 
 
-def device_engine(folder: Path, head: Path | None, *, rounds: bool = True) -> Engine:
+def device_engine(
+    folder: Path, head: Path | None, *, rounds: bool = True, pages: int = 60, context: int = CONTEXT
+) -> Engine:
     decoder = build(open_checkpoint(folder), CudaKernels(DEVICE), DEVICE, torch.float32, NullProgress())
-    pool = PagePool.for_model(decoder.config, 60, PAGE, torch.float32, DEVICE, slots=4, on_device=True)
+    pool = PagePool.for_model(decoder.config, pages, PAGE, torch.float32, DEVICE, slots=4, on_device=True)
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
     if head is not None:
         drafters["mtp"] = attach(head, decoder)
-    target = graphed_target(decoder, pool, CONTEXT)
+    target = graphed_target(decoder, pool, context)
     parts = device_rounds(target, drafters, VOCAB) if rounds else None
-    return Engine(decoder, pool, drafters, vocab=VOCAB, context=CONTEXT, chunk=CHUNK, target=target, device=parts)
+    return Engine(decoder, pool, drafters, vocab=VOCAB, context=context, chunk=CHUNK, target=target, device=parts)
 
 
 def attach(head: Path, decoder: Decoder) -> MtpDrafter:
