@@ -49,7 +49,7 @@ def answer(model: LanguageModel, plain: list[int], wrong: set[int], **options: A
         proposals.append((at, drafts))
         return drafts
 
-    model.engine.drafters["lookup"] = Scripted(script)
+    model.engine.drafters.by_name["lookup"] = Scripted(script)
     settings = {"max_tokens": TOKENS, "draft": "lookup", "draft_tokens": DEPTH, **options}
     found = forerun.generate(model, PROMPT, **settings)
     # An end token is chosen, but not part of the answer.
