@@ -48,22 +48,30 @@ def tiny_head(path: Path, folder: Path) -> Path:
     return write_head(path, folder, shape, random_head(shape), list(range(4, 290, 2)))
 
 
-def device_engine(folder: Path, head: Path | None, *, rounds: bool = True, native: bool = False) -> Engine:
+def device_engine(
+    folder: Path,
+    head: Path | None,
+    *,
+    rounds: bool = True,
+    native: bool = False,
+    pages: int = 60,
+    context: int = CONTEXT,
+) -> Engine:
     """`native`: with the head that the model brings."""
     decoder = build(open_checkpoint(folder), CudaKernels(DEVICE), DEVICE, torch.float32, NullProgress())
-    pool = PagePool.for_model(decoder.config, 60, PAGE, torch.float32, DEVICE, slots=4, on_device=True)
+    pool = PagePool.for_model(decoder.config, pages, PAGE, torch.float32, DEVICE, slots=4, on_device=True)
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
     if head is not None:
         drafters["mtp"] = attach(head, decoder)
     brought = decoder.native_head() if native else None
     if brought is not None:
-        drafters["mtp"] = attach_head(brought, decoder, pool, VOCAB, CONTEXT)
-    target = graphed(decoder, pool, CONTEXT)
+        drafters["mtp"] = attach_head(brought, decoder, pool, VOCAB, context)
+    target = graphed(decoder, pool, context)
     costs = CostTable()
     executor: Executor = device_executor(target, drafters, VOCAB, costs)
     if not rounds:
         executor = HostExecutor(target, Drafters(drafters, VOCAB), costs, restartable=False)
-    sizes = {"vocab": VOCAB, "context": CONTEXT, "chunk": CHUNK}
+    sizes = {"vocab": VOCAB, "context": context, "chunk": CHUNK}
     return Engine(decoder, pool, drafters, costs=costs, executor=executor, **sizes)
 
 

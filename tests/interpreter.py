@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,27 +22,38 @@ def mend_the_interpreter() -> None:
         products = left[:, :, None] * right  # [rows, inner, columns]
         return interpreter.TensorHandle(np.add.reduce(products, axis=1) + d.data, d.dtype.scalar)
 
-    make_dtype, dtypes = interpreter._get_np_dtype, {}
+    # Most of its time goes into descriptions of types and shapes. Each is made once, by its own code, and kept.
+    make_dtype, make_block, dtypes = interpreter._get_np_dtype, language.block_type.__init__, {}
 
     def numpy_dtype(kind: Any) -> Any:
-        """What it says itself, but looked up only once for each type."""
         name = kind.scalar.name
         if name not in dtypes:
             dtypes[name] = make_dtype(kind)
         return dtypes[name]
 
     @functools.cache
-    def sizes(shape: tuple[int, ...]) -> tuple[Any, Any]:
-        return language.tuple([language.constexpr(n) for n in shape]), language.constexpr(int(np.prod(shape)))
+    def block_sizes(shape: tuple[int, ...]) -> tuple[Any, int, str]:
+        block = object.__new__(language.block_type)
+        make_block(block, language.float32, list(shape))
+        return block.shape, block.numel, str(block.shape)
+
+    def init_block(self: Any, element: Any, shape: Any) -> None:
+        self.element_ty = element
+        self.shape, self.numel, text = block_sizes(tuple(getattr(n, "value", n) for n in shape))
+        self.name = f"<{text}, {element}>"
+
+    @functools.cache
+    def tensor_sizes(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return language.tuple([language.constexpr(n) for n in shape]), language.constexpr(math.prod(shape))
 
     def init_tensor(self: Any, handle: Any, type: Any) -> None:
-        """What it does itself, but the shape as Triton's tuple is made once for each shape."""
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = sizes(tuple(type.shape) if type.is_block() else ())
+        self.shape, self.numel = tensor_sizes(tuple(type.shape) if type.is_block() else ())
 
     interpreter.InterpreterBuilder.create_dot = create_dot
     interpreter._get_np_dtype = numpy_dtype
     language.tensor.__init__ = init_tensor
+    language.block_type.__init__ = init_block
     # Every sum of indices is computed twice to see whether it overflows; in these tiny models none does.
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

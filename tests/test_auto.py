@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from engines import CHUNK, VOCAB, Scripted, decoder, engine, request, run
-from test_mtp import joint
+from heads import joint
 from test_sample_acceptance import chi_square, fits
 from tiny import tiny_model
 

@@ -89,6 +89,7 @@ def expected_rows(params, histories, logits, vocab, tokens, allowed=None):
 
 def twin(tables, logits, vocab, tokens):
     """The kernel once more, in plain torch: token by token, from the same tables."""
+    tables = type(tables)(*(table.cpu() for table in tables))
     out = logits[:, :vocab].float() + 0.0
     count, width = tokens.shape
     for slot, place in itertools.product(range(count), range(width)):

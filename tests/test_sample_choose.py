@@ -322,9 +322,9 @@ def test_choosing_is_cheap(record_property):
         rows = [row(position=i, **params) for i in range(5)]
         best = INF
         for _ in range(12):
-            start = time.perf_counter()
+            start = time.process_time()  # what others do on this machine does not count
             choose(logits, rows, vocab)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         record_property("milliseconds", best * 1e3)
         print(f"5 x {vocab} {params}: {best * 1e3:.2f} ms")
         assert best < limit  # several times the target: other work may share this machine

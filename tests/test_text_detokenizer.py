@@ -58,7 +58,7 @@ PIECES = {
 
 def pieces_of(tokenizer: Any, ids: list[int], prompt: list[int] | None = None) -> list[str]:
     detokenizer = Detokenizer(tokenizer, prompt or [])
-    return [*(detokenizer.push(token) for token in ids), detokenizer.flush()]
+    return [*(detokenizer.push(token) for token in ids), detokenizer.held()]
 
 
 def decode(tokenizer: Any, ids: list[int]) -> str:
@@ -93,7 +93,7 @@ def test_byte_level_shows_whole_characters_as_soon_as_they_are_complete(text: st
         complete = decode(BYTES, ids[:count])
         if REPLACEMENT not in text:
             assert shown == complete.rstrip(REPLACEMENT)
-    assert shown + detokenizer.flush() == text
+    assert shown + detokenizer.held() == text
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, BYTES_IN_SEQUENCE, PIECES["llama"], PIECES["gemma"]])
@@ -103,6 +103,18 @@ def test_emoji_over_several_tokens_comes_with_the_last(tokenizer: Any) -> None:
     pieces = pieces_of(tokenizer, ids, encode(tokenizer, "ab"))
     assert "".join(pieces[:-2]).strip() == ""
     assert pieces[-2:] == ["😀", ""]
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BYTES_IN_SEQUENCE, PIECES["llama"], PIECES["gemma"]])
+def test_a_character_of_four_tokens(tokenizer: Any) -> None:
+    prompt, ids = encode(tokenizer, "b"), encode(tokenizer, "a𐍈b")[-6:]
+    detokenizer = Detokenizer(tokenizer, prompt)
+    pieces, ends = [], []
+    for token in ids:
+        pieces.append(detokenizer.push(token))
+        ends.append(detokenizer.held())  # looking does not change what comes
+    assert [pieces[0].strip(), *pieces[1:]] == ["a", "", "", "", "𐍈", "b"]
+    assert list(map(bool, ends)) == [False, True, True, True, False, False]
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, BYTES_IN_SEQUENCE, PIECES["llama"], PIECES["gemma"]])

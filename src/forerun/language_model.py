@@ -69,7 +69,7 @@ class LanguageModel:
                 warm_up(self.engine, sampling.filtered, progress or NullProgress())
         text = AnswerText(self.tokenizer, tokens, options.stops)
         with interrupts_held():  # nobody else would release it
-            return Generation(self, self.engine.submit(request, text), progress or NullProgress())
+            return Generation(self, self.engine.submit(request, text), text, progress or NullProgress())
 
     def _text(self, prompt: Prompt) -> str:
         """What a prompt says, in whatever form it came."""
@@ -92,8 +92,8 @@ class Generation:
     `with` block) frees its memory, as does dropping the last reference to it.
     """
 
-    def __init__(self, model: LanguageModel, sequence: Running, progress: Progress) -> None:
-        self.model, self.sequence, self._progress = model, sequence, progress
+    def __init__(self, model: LanguageModel, sequence: Running, sink: AnswerText, progress: Progress) -> None:
+        self.model, self.sequence, self._sink, self._progress = model, sequence, sink, progress
         self._text: list[str] = []
         self._ended = False
 
@@ -150,7 +150,7 @@ class Generation:
 
     def _end(self) -> Chunk:
         self._ended = True
-        tail = self.sequence.sink.flush() if self.sequence.finish_reason != "cancelled" else ""
+        tail = self._sink.flush() if self.sequence.finish_reason != "cancelled" else ""
         self._text.append(tail)
         self.model.keep_costs()
         response = self.response()
@@ -160,8 +160,9 @@ class Generation:
         """The answer so far and what it took."""
         sequence, counters = self.sequence, self.sequence.counters
         answer = sequence.answer
-        # The first token comes out of the prefill; decoding gave the rest.
-        decoded = max(0, len(answer) - 1) + (sequence.finish_reason == "stop" and bool(counters.rounds))
+        # The first token comes out of the prefill; decoding gave the rest, and an end token that nobody sees.
+        ended = sequence.finish_reason == "stop" and not self._sink.stopped
+        decoded = max(0, len(answer) - 1) + (ended and bool(counters.rounds))
         return Response(
             text="".join([*self._text, *(emission.text for emission in sequence.emissions)]),
             tokens=answer,
@@ -184,7 +185,7 @@ class Generation:
             seed=sequence.request.sampling.seed,
             arms={arm: replace(use) for arm, use in counters.arms.items()},
             per_position=[list(pair) for pair in counters.per_position],
-            seconds_saved=seconds_saved(sequence, self.model.engine.executor.costs_of([sequence])),
+            seconds_saved=seconds_saved(sequence, decoded, self.model.engine.executor.costs_of([sequence])),
             warnings=[
                 *(self.model.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
                 *sequence.warnings,
@@ -192,9 +193,14 @@ class Generation:
         )
 
     def extend(self, max_tokens: int) -> None:
-        """Let an answer that was cut off go on for `max_tokens` more, as if it had never stopped."""
+        """Let an answer that was cut off go on for `max_tokens` more, as if it had never stopped.
+
+        The text of its last chunk was held back until then: it is taken back, and comes again with the next tokens.
+        """
         with interrupts_held():
             self.model.engine.resume(self.sequence, max_tokens)
+            if self._ended:
+                self._text.pop()
             self._ended = False
 
     def cancel(self) -> None:
@@ -230,13 +236,12 @@ def drafting_arm(sequence: Running) -> str:
     return sequence.arms[0] if sequence.arms else "off"
 
 
-def seconds_saved(sequence: Running, costs: CostTable) -> float | None:
+def seconds_saved(sequence: Running, decoded: int, costs: CostTable) -> float | None:
     """Against plain decoding, by its rounds in this process; None where nothing was drafted or none was measured."""
-    counters = sequence.counters
     if not sequence.arms or not costs.plain_measured:
         return None
-    tokens = counters.rounds + counters.accepted
-    return sequence.policy.seconds_saved(tokens, counters.decode_seconds, costs.pass_seconds(1))
+    plain = costs.pass_seconds(1)
+    return sequence.policy.seconds_saved(decoded, sequence.counters.decode_seconds, plain)
 
 
 def collect(generation: Generation) -> Response:

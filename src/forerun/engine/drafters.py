@@ -97,18 +97,27 @@ class Drafters:
     def propose(self, turns: list[Turn]) -> None:
         """Ask each drafter once for all its sequences."""
         for name, drafter in self.by_name.items():
-            mine = [turn for turn in turns if turn.decision.drafter == name and turn.decision.depth > 0]
-            if not mine:
-                continue
-            try:
-                drafts = drafter.propose([self._want(turn, drafter) for turn in mine])
-                assert len(drafts) == len(mine), "a drafter answers every want"
-            except Exception as error:  # noqa: BLE001 - as in `guarded`, for all of them
-                for turn in mine:
-                    self.switch_off(turn.sequence, name, error)
-                continue
-            for turn, draft in zip(mine, drafts, strict=True):
-                turn.draft = sensible(draft, turn.decision.depth, self.vocab)
+            wants: list[tuple[Turn, Want]] = []
+            for turn in turns:
+                if turn.decision.drafter == name and turn.decision.depth > 0:
+                    with self.guarded(turn.sequence, drafter):
+                        wants.append((turn, self._want(turn, drafter)))
+            if wants:
+                self._propose(drafter, wants)
+
+    def _propose(self, drafter: Drafter, wants: list[tuple[Turn, Want]]) -> None:
+        try:
+            drafts = drafter.propose([want for _, want in wants])
+            assert len(drafts) == len(wants), "a drafter answers every want"
+        except Exception as error:  # noqa: BLE001 - nobody knows whose fault it was: ask for each alone
+            if len(wants) > 1:
+                for one in wants:
+                    self._propose(drafter, [one])
+            else:
+                self.switch_off(wants[0][0].sequence, drafter.name, error)
+            return
+        for (turn, _), draft in zip(wants, drafts, strict=True):
+            turn.draft = sensible(draft, turn.decision.depth, self.vocab)
 
     def _want(self, turn: Turn, drafter: Drafter) -> Want:
         sequence = turn.sequence

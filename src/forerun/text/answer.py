@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,16 +16,17 @@ class AnswerText:
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt)
         self._stops = StopStrings(stops)
-        self._ended = False
+        self.stopped = False  # by a stop string
 
     def push(self, token: int) -> tuple[str, bool]:
         """Text that is safe to show now, and whether a stop string was completed."""
-        text, self._ended = self._stops.push(self._detokenizer.push(token))
-        return text, self._ended
+        text, self.stopped = self._stops.push(self._detokenizer.push(token))
+        return text, self.stopped
 
     def flush(self) -> str:
-        """What was held back; nothing after a stop string."""
-        if self._ended:
+        """What was held back, as the end of the answer shows it. It may still go on: then pushing shows it anew."""
+        if self.stopped:
             return ""
-        text, self._ended = self._stops.push(self._detokenizer.flush())
-        return text if self._ended else text + self._stops.flush()
+        stops = copy.deepcopy(self._stops)
+        text, stopped = stops.push(self._detokenizer.held())
+        return text if stopped else text + stops.flush()

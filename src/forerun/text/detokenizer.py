@@ -30,9 +30,10 @@ _LONGEST_CHARACTER = 4  # bytes in UTF-8, and so tokens in one character
 
 
 class Detokenizer:
-    """Text of one answer as its tokens arrive. Joined, the pieces and the flush are the answer's text.
+    """Text of one answer as its tokens arrive. Joined, the pieces and what is held at the end are its text.
 
-    `push` gives complete characters only: a character spread over several tokens comes with the last of them.
+    `push` gives complete characters only: a character spread over several tokens comes with the last of them. What is
+    held back at the end, `held` shows; the answer may go on after that as if nobody had looked.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = ()) -> None:
@@ -52,15 +53,15 @@ class Detokenizer:
         """The characters that this token completes; empty for special tokens and in the middle of a character."""
         return "" if token in self._special else self._text.push(token)
 
-    def flush(self) -> str:
-        """What is left at the end of the answer: replacement characters for a character that was never finished."""
-        return self._text.flush()
+    def held(self) -> str:
+        """What the end of the answer would add: replacement characters for an unfinished character. It may go on."""
+        return self._text.held()
 
 
 class _TextSource(Protocol):
     def push(self, token: int) -> str: ...
 
-    def flush(self) -> str: ...
+    def held(self) -> str: ...
 
 
 class _Utf8:
@@ -74,8 +75,16 @@ class _Utf8:
         text = self._decoder.decode(data, final)
         return re.sub("[\udc80-\udcff]", REPLACEMENT, text)
 
-    def flush(self) -> str:
+    def held(self) -> str:
+        """Marks for bytes that wait for the rest of their character."""
+        state = self._decoder.getstate()
         text = self.push(b"", final=True)
+        self._decoder.setstate(state)
+        return text
+
+    def flush(self) -> str:
+        """The same, and they wait no longer."""
+        text = self.held()
         self._decoder.reset()
         return text
 
@@ -91,8 +100,8 @@ class _ByteLevelText:
     def push(self, token: int) -> str:
         return self._utf8.push(self._bytes_of(token))
 
-    def flush(self) -> str:
-        return self._utf8.flush()
+    def held(self) -> str:
+        return self._utf8.held()
 
     def _bytes_of(self, token: int) -> bytes:
         spelled: str = self._backend.id_to_token(token) or ""
@@ -125,8 +134,8 @@ class _ContextText:
             return text
         return text + self._show_waiting()
 
-    def flush(self) -> str:
-        return self._show_waiting() + self._utf8.flush()
+    def held(self) -> str:
+        return (self._fresh_text() if self._waiting else "") + self._utf8.held()
 
     def _fallback_byte(self, token: int) -> bytes | None:
         if not self._byte_fallback:
