@@ -1,4 +1,4 @@
-"""Triton placing and attention against the reference, and rows against the same rows alone."""
+"""Triton rotation, storing and attention against the reference, and rows against the same rows alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forerun.kernels.gpu import attention as attention_module
 from forerun.kernels.gpu.attention import attention
-from forerun.kernels.gpu.placing import place
+from forerun.kernels.gpu.rotate_and_store import rotate_and_store
 from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, LayerPages, PassRows
 from forerun.kernels.reference import ReferenceKernels
 
@@ -209,8 +209,8 @@ def test_a_layer_that_reads_the_keys_of_another() -> None:
     tables, norms = (angle.cos(), angle.sin()), (random(16, seed=5), None)
     queries = random(6, mine.width, seed=1)
     rotated = queries.clone()
-    place(queries, mine, rows, layer, *tables, *norms, 1e-6)
-    reference_place(rotated, mine, rows, layer, tables, norms)
+    rotate_and_store(queries, mine, rows, layer, *tables, *norms, 1e-6)
+    reference_store(rotated, mine, rows, layer, tables, norms)
     torch.testing.assert_close(queries, rotated, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(layer.keys, before.keys, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(layer.values, before.values, rtol=0, atol=0, equal_nan=True)
@@ -232,7 +232,7 @@ def test_idle_lanes_do_no_harm() -> None:
     torch.testing.assert_close(out[:3], expected, atol=2e-5, rtol=2e-5)
 
 
-def reference_place(
+def reference_store(
     qkv: Tensor,
     layout: HeadLayout,
     rows: PassRows,
@@ -252,7 +252,7 @@ def reference_place(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("normed", [(False, False), (True, True), (True, False)])
 @pytest.mark.parametrize(("size", "half"), [(24, 12), (64, 8)])  # the second leaves 48 columns as they are
-def test_place_agrees(size: int, half: int, normed: tuple[bool, bool], dtype: torch.dtype) -> None:
+def test_rotate_and_store_agrees(size: int, half: int, normed: tuple[bool, bool], dtype: torch.dtype) -> None:
     layout = HeadLayout(3, 1, size)
     rows = make_rows([15, 0], 2, 2)  # the first crosses a page
     mine, theirs = empty_pages(layout, rows, dtype), empty_pages(layout, rows, dtype)
@@ -261,8 +261,8 @@ def test_place_agrees(size: int, half: int, normed: tuple[bool, bool], dtype: to
     norms = random(size, seed=5) if normed[0] else None, random(size, seed=6) if normed[1] else None
     qkv = random(4, layout.width + 8, seed=1, dtype=dtype) * 4
     untouched, expected = qkv.clone(), qkv.clone()
-    place(qkv, layout, rows, mine, *tables, *norms, 1e-6)
-    reference_place(expected, layout, rows, theirs, tables, norms)
+    rotate_and_store(qkv, layout, rows, mine, *tables, *norms, 1e-6)
+    reference_store(expected, layout, rows, theirs, tables, norms)
     rounding = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     close = {"rtol": rounding, "atol": rounding * 8, "equal_nan": True}  # a cancelling pair rounds as its parts do
     queries = slice(0, layout.key_column)
@@ -290,12 +290,12 @@ def test_a_sequence_alone_step_by_step_has_the_bits_it_has_in_a_batch(window: in
     rotary = angle.cos(), angle.sin(), random(24, seed=5), random(24, seed=6), 1e-6
     qkv = random(15, layout.width, seed=1, dtype=dtype)
     before = qkv.clone()
-    place(qkv, layout, rows, batch, *rotary)
+    rotate_and_store(qkv, layout, rows, batch, *rotary)
     out = attend(qkv, layout, rows, batch, window)
     assert out.isfinite().all()
     for row in range(15):
         alone, step = before[row : row + 1].clone(), one_sequence(rows, row // 5, row % 5, 1)
-        place(alone, layout, step, steps, *rotary)
+        rotate_and_store(alone, layout, step, steps, *rotary)
         assert torch.equal(alone, qkv[row : row + 1])
         assert torch.equal(attend(alone, layout, step, steps, window)[0], out[row])
     torch.testing.assert_close(batch.keys, steps.keys, rtol=0, atol=0, equal_nan=True)

@@ -153,7 +153,7 @@ def test_the_maths_of_attention(kernels: ReferenceKernels, how: dict[str, float]
     qkv = qkv[:, : queries.width].contiguous()
     before = LayerPages(layer.keys.clone(), layer.values.clone())
     angles = Angles(random(30, 8, seed=8), random(30, 8, seed=9))
-    kernels.place(qkv, queries, rows, layer, angles, HeadNorms(random(16), random(16), 1e-6))
+    kernels.rotate_and_store(qkv, queries, rows, layer, angles, HeadNorms(random(16), random(16), 1e-6))
     assert torch.equal(layer.keys, before.keys) and torch.equal(layer.values, before.values), "queries store nothing"
     out = kernels.attention(qkv, spec, rows, layer, False)
     for sequence, start, count in rows.spans():

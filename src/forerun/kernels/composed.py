@@ -89,7 +89,7 @@ class Composed(ABC):
     def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
         return self.linear(x, matrix, prefill=False).float()
 
-    def place(
+    def rotate_and_store(
         self,
         qkv: Tensor,
         layout: HeadLayout,

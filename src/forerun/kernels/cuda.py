@@ -14,7 +14,7 @@ from forerun.kernels.gpu import attention as attend
 from forerun.kernels.gpu import experts as mixture
 from forerun.kernels.gpu import norms, recurrent, recurrent_prefill
 from forerun.kernels.gpu.linear import Products
-from forerun.kernels.gpu.placing import place
+from forerun.kernels.gpu.rotate_and_store import rotate_and_store
 from forerun.kernels.interface import (
     Angles,
     AttentionSpec,
@@ -85,7 +85,7 @@ class CudaKernels:
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         return logits.div_(cap).tanh_().mul_(cap)
 
-    def place(
+    def rotate_and_store(
         self,
         qkv: Tensor,
         layout: HeadLayout,
@@ -95,7 +95,7 @@ class CudaKernels:
         norms: HeadNorms | None,
     ) -> None:
         queries, keys, eps = (None, None, 0.0) if norms is None else (norms.queries, norms.keys, norms.eps)
-        place(qkv, layout, rows, layer, angles.cos, angles.sin, queries, keys, eps)
+        rotate_and_store(qkv, layout, rows, layer, angles.cos, angles.sin, queries, keys, eps)
 
     def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
         if prefill:

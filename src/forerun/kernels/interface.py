@@ -283,7 +283,7 @@ class Kernels(Protocol):
         """cap · tanh(logits / cap) of float32 logits [rows, vocabulary]; may be done in place."""
         ...
 
-    def place(
+    def rotate_and_store(
         self,
         qkv: Tensor,
         layout: HeadLayout,

@@ -39,7 +39,7 @@ class AttentionMixer:
         """The first part, up to keys and values in their pages: what `project` gives, queries ready."""
         projected = kernels.linear(x, self.project, batch.prefill)
         pages = batch.pages[self.index]
-        kernels.place(projected, self.spec.layout, batch.rows, pages, angles[self.rope], self.head_norms)
+        kernels.rotate_and_store(projected, self.spec.layout, batch.rows, pages, angles[self.rope], self.head_norms)
         return projected
 
     def matrices(self) -> list[Matrix]:

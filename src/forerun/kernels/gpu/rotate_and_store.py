@@ -58,7 +58,7 @@ def _write(
 
 
 @triton.jit(do_not_specialize=["width", "table_stride"], do_not_specialize_on_alignment=["position", "table"])
-def _place(
+def _rotate_and_store(
     qkv: typing.Any,
     keys: typing.Any,
     values: typing.Any,
@@ -125,7 +125,7 @@ def _place(
 
 
 @on_its_device
-def place(
+def rotate_and_store(
     qkv: Tensor,
     layout: HeadLayout,
     rows: PassRows,
@@ -143,7 +143,7 @@ def place(
     half, table = cos.shape[1], rows.table(layer)
     assert cos.is_contiguous() and sin.is_contiguous() and 2 * half <= layout.size
     assert qkv.stride(1) == 1 and layer.keys[0].is_contiguous() and layer.values[0].is_contiguous()
-    _place[(len(qkv), layout.heads + 2 * layout.kv_heads)](
+    _rotate_and_store[(len(qkv), layout.heads + 2 * layout.kv_heads)](
         qkv,
         layer.keys,
         layer.values,
