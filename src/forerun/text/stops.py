@@ -29,11 +29,6 @@ class StopStrings:
         self._held = ""
         self._hit = False
 
-    @property
-    def hit(self) -> bool:
-        """Whether a stop string has been found; nothing is shown after that."""
-        return self._hit
-
     def push(self, text: str) -> tuple[str, bool]:
         """Takes the next piece; returns the text that is safe to show now, and whether a stop string was found."""
         if self._hit:

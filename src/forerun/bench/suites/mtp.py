@@ -62,7 +62,7 @@ def speed(model: LanguageModel, prompts: list[tuple[str, str]]) -> dict[str, Any
     plain = cells.pop(PLAIN)
     rows: dict[str, Any] = {
         arm: {
-            "ratio": cell.tokens_per_second / plain.tokens_per_second,
+            "ratio": statistics.fmean(cell.ratios, [run.seconds for run in cell.runs if len(run.tokens) > 1]),
             "median": statistics.median(cell.ratios),
             "geometric_mean": math.exp(statistics.fmean(map(math.log, cell.ratios))),
         }
