@@ -195,7 +195,7 @@ def test_a_controller_is_asked_again(folder: Path, head: Path, monkeypatch: pyte
 @SLOW
 def test_a_pass_is_narrowed_where_products_change_bits(folder: Path, head: Path) -> None:
     """Whole rounds of one sequence go on; rounds of several take the general way, in passes they may have."""
-    options: dict[str, Any] = {"max_tokens": 4, "draft": "mtp", "draft_tokens": 2, "temperature": 0.8, "seed": 5}
+    options: dict[str, Any] = {"max_tokens": 9, "draft": "mtp", "draft_tokens": 2, "temperature": 0.8, "seed": 5}
     engine = device_engine(folder, head)
     alone = [answers(engine, request(prompt, **options))[0] for prompt in PROMPTS]
     device = device_of(engine)

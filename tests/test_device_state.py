@@ -293,7 +293,7 @@ def test_drafts_need_room_in_the_pages(folder: Path, head: Path, monkeypatch: py
     device, tight = device_of(engine), both[1]
     monkeypatch.setattr(device, "can_repeat", lambda *_: False)  # nothing is repeated before it was delivered
     monkeypatch.setattr(Controller, "decide", lambda *_: PLAIN)
-    while tight.cache.length < PAGE - 1:
+    while tight.cache.length < PAGE - 2:
         engine.step()
     engine.settle()
     assert tight.cache.length == PAGE - 1 and len(tight.cache.pages) == 1

@@ -100,8 +100,12 @@ class DeviceExecutor:
 
     def start(self, plan: Plan) -> DeviceTicket:
         """The device's round first: what the host does then is hidden behind it."""
-        ours, rest = self._split(plan.turns)
-        flight = self._launch(ours, plan.began) if ours else None
+        if plan.repeats:
+            ours, rest = plan.turns, list[Turn]()
+            flight: Flight | None = self._launch_again(plan)
+        else:
+            ours, rest = self._split(plan.turns)
+            flight = self._launch(ours, plan.began) if ours else None
         try:
             prompts = [self.host.read(chunk) for chunk in plan.prompts]
             beside = Outcome()
@@ -151,7 +155,6 @@ class DeviceExecutor:
         return max(widths)
 
     def _launch(self, turns: list[Turn], began: float) -> Flight:
-        self._last = None
         drafting = time.perf_counter()
         uploading = [turn for turn in turns if self._uploads(turn)]
         if uploading:
@@ -169,6 +172,30 @@ class DeviceExecutor:
         drafted = self._hand_out_drafts(turns, slots, shape)
         # The device had nothing to do meanwhile. Whoever joins makes any round wait.
         waiting = (time.perf_counter() - began if same else drafting) if uploading else 0.0
+        return self._fly(turns, slots, drafted, shape, began, waiting, drafting, typical)
+
+    def _launch_again(self, plan: Plan) -> Flight:
+        """As the last round, with nothing in between that the device would wait for."""
+        last = self._last
+        assert last is not None
+        shape, occupants = last.shape, self.slots.occupants
+        if self.half is not None and shape.followed:
+            self.half.before_round(shape.follow, True)
+        drafted = [min(shape.width - 1, occupants[slot].held) for slot in last.slots]
+        return self._fly(plan.turns, last.slots, drafted, shape, plan.began, 0.0, 0.0, True)
+
+    def _fly(
+        self,
+        turns: list[Turn],
+        slots: list[int],
+        drafted: list[int],
+        shape: Shape,
+        began: float,
+        waiting: float,
+        drafting: float,
+        typical: bool,
+    ) -> Flight:
+        self._last = None
         launched, events = time.perf_counter(), self._events()
         try:
             if events:

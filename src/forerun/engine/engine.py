@@ -124,7 +124,7 @@ class Engine:
             return None
         self._repeats += 1
         turns = [Turn(result.turn.sequence, result.turn.decision) for result in outcome.results]
-        return Plan(turns, self._prompts(), time.perf_counter())
+        return Plan(turns, self._prompts(), time.perf_counter(), repeats=True)
 
     def _prompts(self) -> list[PromptChunk]:
         sequence = self.scheduler.prefilling()

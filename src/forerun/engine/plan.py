@@ -54,6 +54,7 @@ class Plan:
     turns: list[Turn]
     prompts: list[PromptChunk]
     began: float  # when the host began to think about it
+    repeats: bool = False  # the turns are those of the round before, and the executor said that it can
 
 
 @dataclass(slots=True)
