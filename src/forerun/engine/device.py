@@ -88,7 +88,10 @@ class DeviceExecutor:
         self.assignment = SlotAssignment(self.slots, self.half, drafters)
         self._last: Flight | None = None  # the round that was finished last, while it may be repeated
         self._aside: dict[int, int] = {}  # sequence → rounds that the host decides for it
+        # The results and the times of two rounds: one under way, one that is being delivered.
+        cuda = pool.device.type == "cuda"
         self._results = [self._host_result() for _ in range(2)]
+        self._events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else [] for _ in range(2)]
 
     def _host_result(self) -> Tensor:
         result = torch.zeros(LANES[-1] * (WIDEST + 2), dtype=torch.int64)
@@ -196,7 +199,8 @@ class DeviceExecutor:
         typical: bool,
     ) -> Flight:
         self._last = None
-        launched, events = time.perf_counter(), self._events()
+        self._events.reverse()
+        launched, events = time.perf_counter(), self._events[0]
         try:
             if events:
                 events[0].record()
@@ -254,11 +258,6 @@ class DeviceExecutor:
         self.slots.give(given)
         return drafted
 
-    def _events(self) -> list[torch.cuda.Event]:
-        """For the beginning and the end of a round."""
-        cuda = self.pool.device.type == "cuda"
-        return [torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else []
-
     def finish(self, ticket: Ticket) -> Outcome:
         """Wait for the device, and read what its round gave."""
         assert isinstance(ticket, DeviceTicket)
@@ -267,33 +266,40 @@ class DeviceExecutor:
             return outcome
         if flight.events:
             flight.events[1].synchronize()
-        now = time.perf_counter()
-        alone, lines, width = flight.seconds(now), flight.result.tolist(), flight.shape.width
-        results = []
+        now, width, results = time.perf_counter(), flight.shape.width, []
+        lines = flight.result.tolist()
         for turn, slot, drafted in zip(flight.turns, flight.slots, flight.drafted, strict=True):
             line = lines[slot]
             accepted, keep = line[width], partial(self._keep, self.slots.occupants[slot], line[width] + 1)
             result = Result(turn, line[: accepted + 1], accepted, drafted, keep, advanced=True)
-            result.seconds = alone + (flight.waiting if self._uploads(turn) else 0.0)
-            result.took, result.drafting = now - flight.began, flight.drafting
             if line[-1]:
                 result.error = bad_row(turn.sequence.request.sampling.needs_edits)
             elif accepted < 0:
                 self._aside[turn.sequence.id] = ASIDE
             results.append(result)
-        alone_turn = flight.turns[0] if len(flight.turns) == 1 else None
-        measured = RoundTime(len(flight.turns), len(flight.turns) * width, alone)
-        if alone_turn is not None:
-            measured.drafter, measured.drafted = alone_turn.decision.drafter, flight.drafted[0]
+        if outcome.results:  # the order is the plan's
+            found = {id(result.turn): result for result in (*results, *outcome.results)}
+            results = [found[id(turn)] for turn in ticket.plan.turns]
+        self._last = flight
+        account = partial(self._account, flight)
+        return Outcome(results, outcome.prompts, outcome.times, now, account, flight.typical)
+
+    def _account(self, flight: Flight, outcome: Outcome) -> None:
+        """What the round took, and what that tells."""
+        took, alone, count = outcome.ended - flight.began, flight.seconds(outcome.ended), len(flight.turns)
+        mine = set(map(id, flight.turns))
+        for result in outcome.results:
+            if id(result.turn) in mine:
+                result.took, result.drafting = took, flight.drafting
+                result.seconds = alone + (flight.waiting if self._uploads(result.turn) else 0.0)
+        measured = RoundTime(count, count * flight.shape.width, alone)
+        if count == 1:
+            measured.drafter, measured.drafted = flight.turns[0].decision.drafter, flight.drafted[0]
             measured.drafting = flight.waiting
         if flight.shape.drafts and self.half is not None:
             measured.inside = (self.half.name, flight.shape.drafts)
-        times = [(self.costs, measured)] if flight.typical else []
-        # The host's part keeps its own times; the order of results is the plan's.
-        found = {id(result.turn): result for result in (*results, *outcome.results)}
-        ordered = [found[id(turn)] for turn in ticket.plan.turns]
-        self._last = flight
-        return Outcome(ordered, outcome.prompts, [*times, *outcome.times], now, flight.typical)
+        if flight.typical:
+            outcome.times.append((self.costs, measured))
 
     def _keep(self, occupant: Occupant, by_device: int, count: int) -> None:
         """The device has kept its rows by itself; where the host dropped some, the slot is not where it is."""

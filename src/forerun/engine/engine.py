@@ -123,8 +123,7 @@ class Engine:
         if not self.executor.can_repeat(outcome):
             return None
         self._repeats += 1
-        turns = [Turn(result.turn.sequence, result.turn.decision) for result in outcome.results]
-        return Plan(turns, self._prompts(), time.perf_counter(), repeats=True)
+        return Plan([result.turn for result in outcome.results], self._prompts(), time.perf_counter(), repeats=True)
 
     def _prompts(self) -> list[PromptChunk]:
         sequence = self.scheduler.prefilling()
@@ -208,6 +207,8 @@ class Engine:
         """The only place that emits, counts, learns costs and teaches policies."""
         if outcome is None:
             return
+        if outcome.account is not None:
+            outcome.account(outcome)
         left = deque([*outcome.prompts, *outcome.results])
         try:
             while left:

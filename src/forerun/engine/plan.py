@@ -82,6 +82,7 @@ class Outcome:
     prompts: list[Result] = field(default_factory=list)
     times: list[tuple[CostTable, RoundTime]] = field(default_factory=list)  # what there is to learn of costs
     ended: float = 0.0  # when the executor was done with it
+    account: Callable[[Outcome], None] | None = None  # fills in times; put off, as a next round may wait to be started
     typical: bool = True  # its times tell what such rounds cost: nothing was compiled or captured for it
 
 
