@@ -70,7 +70,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def contents(state: State) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the slots in the cache, each [kv heads, slots, size]."""
-    pages, layer = state.cache.table.long(), state.cache.pool.layers[0]
+    pages, layer = state.cache.tables[0].long(), state.cache.pool.layers[0]
     keys = layer.keys[pages].permute(1, 0, 3, 2).flatten(1, 2)
     values = layer.values[pages].permute(1, 0, 2, 3).flatten(1, 2)
     return keys[:, : state.cache.length], values[:, : state.cache.length]

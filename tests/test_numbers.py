@@ -150,7 +150,7 @@ def test_seconds_saved_by_a_named_arm(
     if ends:
         model.stop_ids = frozenset({plain[9]})
     for seconds in (10.0, 0.0):
-        monkeypatch.setattr(type(model.engine), "costs_of", lambda engine, requests, s=seconds: Costs(s))
+        monkeypatch.setattr(model.engine.executor, "costs_of", lambda sequences, s=seconds: Costs(s))
         found, tally = answer(model, plain, wrong, **SAMPLED)
         assert found.seconds_saved == pytest.approx(tally.decoded * seconds - found.seconds["decode"])
         assert found.seconds_saved is not None and (found.seconds_saved > 0) == (seconds > 0)

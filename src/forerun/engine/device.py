@@ -20,7 +20,7 @@ from forerun.engine.batch_slots import BatchSlots, Occupant
 from forerun.engine.drafters import Drafters
 from forerun.engine.graphs import LANES, GraphedTarget, lanes_for
 from forerun.engine.host import HostExecutor
-from forerun.engine.plan import Outcome, Plan, Result, Ticket, Turn
+from forerun.engine.plan import GoesOn, Outcome, Plan, Result, Ticket, Turn
 from forerun.engine.round_graphs import RoundGraphs, Shape
 from forerun.engine.sequence import Sequence
 from forerun.engine.slot_assignment import SlotAssignment
@@ -86,7 +86,6 @@ class DeviceExecutor:
         self.half: DeviceHalf | None = next((half for half in halves if half is not None), None)
         self.rounds = RoundGraphs(target.decoder, self.slots, target.graphs, self.half, drafters.vocab)
         self.assignment = SlotAssignment(self.slots, self.half, drafters)
-        self._last: Flight | None = None  # the round that was finished last, while it may be repeated
         self._aside: dict[int, int] = {}  # sequence → rounds that the host decides for it
         # The results and the times of two rounds: one under way, one that is being delivered.
         cuda = pool.device.type == "cuda"
@@ -103,12 +102,8 @@ class DeviceExecutor:
 
     def start(self, plan: Plan) -> DeviceTicket:
         """The device's round first: what the host does then is hidden behind it."""
-        if plan.repeats:
-            ours, rest = plan.turns, list[Turn]()
-            flight: Flight | None = self._launch_again(plan)
-        else:
-            ours, rest = self._split(plan.turns)
-            flight = self._launch(ours, plan.began) if ours else None
+        ours, rest = self._split(plan.turns)
+        flight = self._launch(ours, plan.began) if ours else None
         try:
             prompts = [self.host.read(chunk) for chunk in plan.prompts]
             beside = Outcome()
@@ -177,15 +172,14 @@ class DeviceExecutor:
         waiting = (time.perf_counter() - began if same else drafting) if uploading else 0.0
         return self._fly(turns, slots, drafted, shape, began, waiting, drafting, typical)
 
-    def _launch_again(self, plan: Plan) -> Flight:
+    def _launch_again(self, last: Flight, now: float) -> DeviceTicket:
         """As the last round, with nothing in between that the device would wait for."""
-        last = self._last
-        assert last is not None
         shape, occupants = last.shape, self.slots.occupants
         if self.half is not None and shape.followed:
             self.half.before_round(shape.follow, True)
         drafted = [min(shape.width - 1, occupants[slot].held) for slot in last.slots]
-        return self._fly(plan.turns, last.slots, drafted, shape, plan.began, 0.0, 0.0, True)
+        flight = self._fly(last.turns, last.slots, drafted, shape, now, 0.0, 0.0, True)
+        return DeviceTicket(Plan(last.turns, [], now), flight, Outcome())
 
     def _fly(
         self,
@@ -198,7 +192,6 @@ class DeviceExecutor:
         drafting: float,
         typical: bool,
     ) -> Flight:
-        self._last = None
         self._events.reverse()
         launched, events = time.perf_counter(), self._events[0]
         try:
@@ -258,18 +251,22 @@ class DeviceExecutor:
         self.slots.give(given)
         return drafted
 
-    def finish(self, ticket: Ticket) -> Outcome:
-        """Wait for the device, and read what its round gave."""
+    def finish(self, ticket: Ticket, again: GoesOn | None) -> Outcome:
+        """Wait for the device, start the same turns again where they go on, then look at what came."""
         assert isinstance(ticket, DeviceTicket)
         flight, outcome = ticket.flight, ticket.beside
         if flight is None:
             return outcome
+        if outcome.results or outcome.prompts or not self._may_repeat(flight):
+            again = None
         if flight.events:
             flight.events[1].synchronize()
-        now, width, results = time.perf_counter(), flight.shape.width, []
-        lines = flight.result.tolist()
-        for turn, slot, drafted in zip(flight.turns, flight.slots, flight.drafted, strict=True):
-            line = lines[slot]
+        now, width, lines = time.perf_counter(), flight.shape.width, flight.result.tolist()
+        lines = [lines[slot] for slot in flight.slots]
+        if again is not None and all(self._goes_on(flight, index, line, again) for index, line in enumerate(lines)):
+            outcome.again = self._launch_again(flight, now)
+        results = []
+        for turn, slot, drafted, line in zip(flight.turns, flight.slots, flight.drafted, lines, strict=True):
             accepted, keep = line[width], partial(self._keep, self.slots.occupants[slot], line[width] + 1)
             result = Result(turn, line[: accepted + 1], accepted, drafted, keep, advanced=True)
             if line[-1]:
@@ -277,21 +274,36 @@ class DeviceExecutor:
             elif accepted < 0:
                 self._aside[turn.sequence.id] = ASIDE
             results.append(result)
+        self._account(flight, results, outcome, now)
         if outcome.results:  # the order is the plan's
             found = {id(result.turn): result for result in (*results, *outcome.results)}
             results = [found[id(turn)] for turn in ticket.plan.turns]
-        self._last = flight
-        account = partial(self._account, flight)
-        return Outcome(results, outcome.prompts, outcome.times, now, account, flight.typical)
+        outcome.results, outcome.ended, outcome.typical = results, now, flight.typical
+        return outcome
 
-    def _account(self, flight: Flight, outcome: Outcome) -> None:
+    def _may_repeat(self, flight: Flight) -> bool:
+        """Nothing to capture or to upload, every slot where the host is."""
+        if any(map(self._uploads, flight.turns)) or any(self.slots.occupants[slot].stale for slot in flight.slots):
+            return False
+        return self.half is None or not flight.shape.followed or self.half.may_repeat(flight.shape.follow)
+
+    def _goes_on(self, flight: Flight, index: int, line: list[int], again: GoesOn) -> bool:
+        """A token was decided on, there are pages for another round, and nobody wants anything else."""
+        width, turn = flight.shape.width, flight.turns[index]
+        accepted = line[width]
+        if accepted < 0 or line[-1]:
+            return False
+        room = len(self.slots.occupants[flight.slots[index]].pages) * self.pool.page
+        if turn.sequence.cache.length + accepted + 1 + width > room:
+            return False
+        return again(index, turn, line[: accepted + 1], flight.drafted[index])
+
+    def _account(self, flight: Flight, results: list[Result], outcome: Outcome, now: float) -> None:
         """What the round took, and what that tells."""
-        took, alone, count = outcome.ended - flight.began, flight.seconds(outcome.ended), len(flight.turns)
-        mine = set(map(id, flight.turns))
-        for result in outcome.results:
-            if id(result.turn) in mine:
-                result.took, result.drafting = took, flight.drafting
-                result.seconds = alone + (flight.waiting if self._uploads(result.turn) else 0.0)
+        alone, count = flight.seconds(now), len(flight.turns)
+        for result in results:
+            result.took, result.drafting = now - flight.began, flight.drafting
+            result.seconds = alone + (flight.waiting if self._uploads(result.turn) else 0.0)
         measured = RoundTime(count, count * flight.shape.width, alone)
         if count == 1:
             measured.drafter, measured.drafted = flight.turns[0].decision.drafter, flight.drafted[0]
@@ -305,20 +317,6 @@ class DeviceExecutor:
         """The device has kept its rows by itself; where the host dropped some, the slot is not where it is."""
         occupant.sequence.cache.committed(count, by_device=by_device)
         occupant.stale |= count != by_device
-
-    def can_repeat(self, outcome: Outcome) -> bool:
-        """Same sequences, pages for another round, nothing to capture or to upload."""
-        flight = self._last
-        if flight is None or len(flight.turns) != len(outcome.results) or any(map(self._uploads, flight.turns)):
-            return False
-        if self.half is not None and flight.shape.followed and not self.half.may_repeat(flight.shape.follow):
-            return False
-        for result, slot in zip(outcome.results, flight.slots, strict=True):
-            occupant, cache = self.slots.occupants[slot], result.turn.sequence.cache
-            room = len(occupant.pages) * self.pool.page
-            if occupant.stale or cache.length + len(result.tokens) + flight.shape.width > room:
-                return False
-        return True
 
     def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:
         """Capture what one sequence may want and is not there, so that no answer waits; and time it."""

@@ -69,27 +69,24 @@ class Engine:
     def step(self) -> None:
         """One round. Who interrupts it finds every sequence whole; an exception is its sequence's alone."""
         with interrupts_held(), self.owner:
-            outcome = self._finish()
-            began = time.perf_counter() if outcome is None else outcome.ended
+            self.scheduler.admit()
+            outcome = self._finish(repeat=True)
             try:
-                self.scheduler.admit()
-                plan = self._repeat(outcome)
-                if plan is None:
+                if self._ticket is None:
                     before, outcome = outcome, None
                     self._deliver(before)
-                    plan = self._schedule(began)
-                self._start(plan)
+                    self._start(self._schedule(time.perf_counter() if before is None else before.ended))
             finally:
                 self._deliver(outcome)
             if self.executor.runs_ahead:
                 self._think_ahead()
             else:
-                self._deliver(self._finish())
+                self._deliver(self._finish(repeat=False))
 
     def settle(self) -> None:
         """Take in the round under way, if any, and start no other."""
         with interrupts_held(), self.owner:
-            self._deliver(self._finish())
+            self._deliver(self._finish(repeat=False))
 
     def _schedule(self, began: float) -> Plan:
         """Who runs, with which arm and depth, and which stretch of a prompt is read; pages for all of them."""
@@ -104,26 +101,19 @@ class Engine:
         self._repeats = 0
         return Plan(turns, self._prompts(), began)
 
-    def _repeat(self, outcome: Outcome | None) -> Plan | None:
-        """The same turns again, where nothing that is known of the outcome so far speaks against it."""
-        if outcome is None or outcome.prompts or not outcome.results:
-            return None
-        if [result.turn.sequence for result in outcome.results] != self.scheduler.running():
-            return None
-        for index, result in enumerate(outcome.results):
-            sequence, tokens, decision = result.turn.sequence, result.tokens, result.turn.decision
-            ends = len(tokens) >= sequence.remaining or not sequence.request.stop_ids.isdisjoint(tokens)
-            if not tokens or ends or result.error is not None:
-                return None
-            if sequence.policy.tries(decision) and (result.drafted or self._repeats):
-                return None  # where drafts are made a round ahead, a trial begins with a round that has none yet
-            wish = self._wishes[index] if self._wishes else None
-            if wish is not None and wish.decision != decision and wish.holds(tokens):
-                return None
-        if not self.executor.can_repeat(outcome):
-            return None
-        self._repeats += 1
-        return Plan([result.turn for result in outcome.results], self._prompts(), time.perf_counter(), repeats=True)
+    def _may_repeat(self, turns: list[Turn]) -> bool:
+        """Could these turns be the next round too, for all that is known before this one has ended?"""
+        return not self.scheduler.prefilling() and [turn.sequence for turn in turns] == self.scheduler.running()
+
+    def _goes_on(self, index: int, turn: Turn, tokens: list[int], drafted: int) -> bool:
+        """Does nothing in what turn number `index` of the round gave speak against the same turn again?"""
+        sequence, decision = turn.sequence, turn.decision
+        if len(tokens) >= sequence.remaining or not sequence.request.stop_ids.isdisjoint(tokens):
+            return False
+        if (drafted or self._repeats) and sequence.policy.tries(decision):
+            return False  # where drafts are made a round ahead, a trial begins with a round that has none yet
+        wish = self._wishes[index] if self._wishes else None
+        return wish is None or wish.decision == decision or not wish.holds(tokens)
 
     def _prompts(self) -> list[PromptChunk]:
         sequence = self.scheduler.prefilling()
@@ -189,26 +179,27 @@ class Engine:
             for sequence in (*(turn.sequence for turn in plan.turns), *(chunk.sequence for chunk in plan.prompts)):
                 sequence.fail(error)
 
-    def _finish(self) -> Outcome | None:
-        """What the round under way gave."""
+    def _finish(self, repeat: bool) -> Outcome | None:
+        """What the round under way gave. With `repeat` the same turns may have been started again by then."""
         ticket = self._ticket
         if ticket is None:
             return None
         try:
-            outcome = self.executor.finish(ticket)
+            again = self._goes_on if repeat and self._may_repeat(ticket.plan.turns) else None
+            outcome = self.executor.finish(ticket, again)
         except Exception as error:  # noqa: BLE001 - as above
-            outcome = None
+            self._ticket = None
             for turn in ticket.plan.turns:
                 turn.sequence.fail(error)
-        self._ticket = None
+            return None
+        self._ticket = outcome.again
+        self._repeats += self._ticket is not None
         return outcome
 
     def _deliver(self, outcome: Outcome | None) -> None:
         """The only place that emits, counts, learns costs and teaches policies."""
         if outcome is None:
             return
-        if outcome.account is not None:
-            outcome.account(outcome)
         left = deque([*outcome.prompts, *outcome.results])
         try:
             while left:

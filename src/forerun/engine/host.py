@@ -14,7 +14,7 @@ import torch
 
 from forerun.engine.drafters import Drafters
 from forerun.engine.interrupts import interrupts_let_through
-from forerun.engine.plan import Outcome, Plan, PromptChunk, Result, Ticket, Turn
+from forerun.engine.plan import GoesOn, Outcome, Plan, PromptChunk, Result, Ticket, Turn
 from forerun.engine.sequence import Sequence
 from forerun.errors import ForerunError
 from forerun.models.layers.rows import Output, Target, make_pass
@@ -57,14 +57,10 @@ class HostExecutor:
         outcome.prompts = prompts
         return HostTicket(plan, outcome)
 
-    def finish(self, ticket: Ticket) -> Outcome:
+    def finish(self, ticket: Ticket, again: GoesOn | None) -> Outcome:  # noqa: ARG002
         """It has ended."""
         assert isinstance(ticket, HostTicket)
         return ticket.outcome
-
-    def can_repeat(self, outcome: Outcome) -> bool:  # noqa: ARG002
-        """There is nothing to gain."""
-        return False
 
     def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:  # noqa: ARG002
         """It always is."""

@@ -54,7 +54,6 @@ class Plan:
     turns: list[Turn]
     prompts: list[PromptChunk]
     began: float  # when the host began to think about it
-    repeats: bool = False  # the turns are those of the round before, and the executor said that it can
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ class Outcome:
     prompts: list[Result] = field(default_factory=list)
     times: list[tuple[CostTable, RoundTime]] = field(default_factory=list)  # what there is to learn of costs
     ended: float = 0.0  # when the executor was done with it
-    account: Callable[[Outcome], None] | None = None  # fills in times; put off, as a next round may wait to be started
+    again: Ticket | None = None  # the same turns were started again before anything else was done with this
     typical: bool = True  # its times tell what such rounds cost: nothing was compiled or captured for it
 
 
@@ -90,6 +89,12 @@ class Ticket(Protocol):
     """A round that was started."""
 
     plan: Plan
+
+
+class GoesOn(Protocol):
+    """Asked for each turn of a round, by its number, with its tokens and how many of its drafts were real."""
+
+    def __call__(self, index: int, turn: Turn, tokens: list[int], drafted: int) -> bool: ...
 
 
 class Executor(Protocol):
@@ -106,12 +111,8 @@ class Executor(Protocol):
         """Start a round. What it raises leaves every sequence as it was, or ended with an error."""
         ...
 
-    def finish(self, ticket: Ticket) -> Outcome:
-        """Wait for it."""
-        ...
-
-    def can_repeat(self, outcome: Outcome) -> bool:
-        """Could a round of the same turns start now, before the outcome of the last round is delivered?"""
+    def finish(self, ticket: Ticket, again: GoesOn | None) -> Outcome:
+        """Wait for it. Where `again` agrees to all its turns, the executor may start the same ones at once."""
         ...
 
     def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:

@@ -1,0 +1,101 @@
+"""Prompts on a device: the first chunk is a captured pass, padded to one of a few lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from device_engines import DEVICE, SLOW, device_engine, device_of, tiny_folder, tiny_head
+from tiny_qwen import tiny_qwen
+
+from forerun.cache.device_recurrent import DeviceStates
+from forerun.cache.pages import SequenceCache
+from forerun.engine.engine import Engine
+from forerun.engine.graphs import GraphedTarget
+from forerun.engine.host import HostExecutor
+from forerun.kernels.gpu import attention
+from forerun.models.layers.rows import make_pass
+
+# Rows that nobody looks at may overflow; the interpreter says so.
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)")]
+
+
+@pytest.fixture(autouse=True)
+def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is slow."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(attention, "splits", lambda layout: 2)
+
+
+@SLOW
+@torch.inference_mode()
+def test_a_padded_prompt_gives_what_it_gives_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_folder(tmp_path / "model")
+    engine = device_engine(folder, tiny_head(tmp_path / "head", folder))
+    graphed_target = target_of(engine)
+    capture = graphed_target.graphs.capture
+
+    def run_once(launch: Any) -> Any:
+        launch()  # as a real capture does, with whatever the buffers hold
+        return capture(launch)
+
+    monkeypatch.setattr(graphed_target.graphs, "capture", run_once)
+    engine.model.embedding[70] = float("nan")  # a token that spoils what it is near
+    for length in (20, 5, 20, 8):
+        found = []
+        for target in (graphed_target, engine.model):
+            cache = SequenceCache(engine.pool)
+            cache.grow(length)
+            prompt = [(9 if length < 20 else 60) + n for n in range(length)]
+            output = target.forward(make_pass([(cache, prompt)], last_only=True, prefill=True, features=True))
+            keys, values = (torch.cat(list(part[cache.pages]), dim=dim) for part, dim in pages_of(engine))
+            assert output.features is not None
+            parts = output.logits, output.features, keys[..., :length], values[..., :length, :]
+            found.append([part.clone() for part in parts])
+            cache.release()
+        for padded, alone in zip(*found, strict=True):
+            torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-5, equal_nan=True)
+        assert torch.isfinite(found[0][0]).all() == (length != 20)
+    assert [count for count, _ in graphed_target.prompts.passes] == [32, 16]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("sparse", [False, pytest.param(True, marks=SLOW)])
+def test_recurrent_layers_see_nothing_of_the_padding(tmp_path: Path, sparse: bool) -> None:
+    """Lengths on both sides of the convolution's window, one after another in one slot."""
+    engine = device_engine(tiny_qwen(tmp_path, sparse=sparse), None, rounds=False)
+    states = engine.pool.states
+    graphed_target = target_of(engine)
+    assert isinstance(states, DeviceStates)
+    for length in (2, 20):
+        found = []
+        for target in (graphed_target, engine.model):
+            cache = SequenceCache(engine.pool)
+            cache.grow(length + 2)
+            prompt = [length + n for n in range(length)]
+            output = target.forward(make_pass([(cache, prompt)], last_only=True, prefill=True))
+            parts = [output.logits.clone()]
+            cache.commit(length)
+            assert cache.slot is not None
+            parts += [part for layer in states.copy(cache.slot, DEVICE).layers for part in (layer[0], layer[1][:3])]
+            output = graphed_target.forward(make_pass([(cache, [7, 8])], last_only=False))
+            found.append([*parts, output.logits.clone()])
+            cache.commit(2)
+            cache.release()
+        for padded, alone in zip(*found, strict=True):
+            torch.testing.assert_close(padded, alone, atol=5e-4, rtol=1e-3)
+        assert found[0][2].any()
+    assert [count for count, _ in graphed_target.prompts.passes] == [16, 32]
+
+
+def target_of(engine: Engine) -> GraphedTarget:
+    host = engine.executor if isinstance(engine.executor, HostExecutor) else device_of(engine).host
+    assert isinstance(host.target, GraphedTarget)
+    return host.target
+
+
+def pages_of(engine: Engine) -> list[tuple[torch.Tensor, int]]:
+    """Keys and values of the first layer, and which dimension is the page's."""
+    return [(engine.pool.layers[0].keys, -1), (engine.pool.layers[0].values, -2)]
