@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import NoText, decoder, engine, request
+from engines import NoText, decoder, engine, request, run
 from tiny import tiny_model
 
 from forerun.engine.sequence import Status
@@ -33,3 +33,46 @@ def test_the_youngest_is_parked_and_the_oldest_comes_back_first(
                 if sequence.status is Status.FINISHED:
                     machine.release(sequence)
     assert back and back == sorted(back) and sequences[0].id not in back
+
+
+def test_who_reads_a_prompt_gives_way_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that grows is not cut short while others that are not running hold pages."""
+    monkeypatch.setattr("forerun.engine.scheduler.Scheduler.reservation", lambda _, prompt, most: prompt + 1)
+    model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
+    machine, prompt = engine(model, pages=7), [(7 * n) % 200 + 5 for n in range(24)]
+    first = machine.submit(request(prompt[:4], max_tokens=44), NoText())
+    while len(first.answer) < 2:
+        machine.step()
+    second = machine.submit(request(prompt, max_tokens=4), NoText())
+    machine.step()
+    assert second.status is Status.PREFILL
+    monkeypatch.setattr(machine, "_prompts", list)  # it does not come to its end
+    while first.status is not Status.FINISHED:
+        machine.step()
+    assert len(first.answer) == 44 and second.status is Status.PARKED
+
+
+def test_more_than_run_at_once_wait_for_a_place(tmp_path: Path) -> None:
+    """Paused and ended sequences come back beyond the most that a round takes; nobody is lost."""
+    model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
+    machine = engine(model, max_sequences=2)
+    wishes = [request([5 + n, 6, 7], max_tokens=6) for n in range(5)]
+    alone = [run(engine(model), wish)[0].answer for wish in wishes]
+    sequences = []
+    for wish in wishes:
+        sequences.append(machine.submit(wish, NoText()))
+        while len(sequences[-1].answer) < 2:
+            machine.step()
+        if len(sequences) % 2:
+            machine.pause(sequences[-1])
+        else:
+            machine.cancel(sequences[-1])
+    for sequence in sequences:
+        if sequence.status is Status.PAUSED:
+            machine.unpause(sequence)
+        else:
+            machine.resume(sequence)
+    while any(sequence.status is not Status.FINISHED for sequence in sequences):
+        assert len(machine.scheduler.running()) <= 2
+        machine.step()
+    assert [sequence.answer for sequence in sequences] == alone

@@ -95,7 +95,8 @@ class Scheduler:
     def make_room(self, sequence: Sequence, tokens: int) -> bool:
         """Let a sequence hold `tokens` tokens, parking the youngest others if need be. False when it cannot."""
         while not self._reclaim(sequence.cache.missing(tokens)):
-            others = [s for s in self.running() if s is not sequence]
+            # One that still reads its prompt gives way too: else an answer would end for want of pages that come back.
+            others = [s for s in self.active if s.status in (Status.RUNNING, Status.PREFILL) and s is not sequence]
             if not others:
                 return False
             youngest = others[-1]
