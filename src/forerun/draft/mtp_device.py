@@ -17,6 +17,7 @@ from torch import Tensor
 from forerun.draft.arms import MTP
 from forerun.draft.protocol import Capture, FollowShape, SlotTensors
 from forerun.kernels.interface import PassRows
+from forerun.kernels.packed import Packed
 from forerun.models.layers.rows import Pass
 
 if TYPE_CHECKING:
@@ -35,8 +36,11 @@ class MtpDeviceHalf:
         self.slots, self._capture = slots, capture
         head, most, device = drafter.head, len(slots.position), slots.position.device
         size = head.embedding.shape[1] if head.fuse_matrix is None else head.fuse_matrix.shape[1]
-        self.table = torch.full((most, slots.most_pages), drafter.pool.spare_page, dtype=torch.int32, device=device)
-        self.live = torch.zeros(most, dtype=torch.int32, device=device)  # slots that the head drafts for
+        small = torch.int32
+        self._asked = Packed(device, {"table": (small, (most, slots.most_pages)), "live": (small, (most,))})
+        self.table, self.live = self._asked.there["table"], self._asked.there["live"]  # live: the head drafts for it
+        self._asked.here["table"].fill(drafter.pool.spare_page)
+        self._asked.send()
         self.features = torch.zeros(most, RING, size, dtype=drafter.pool.layers[0].keys.dtype, device=device)
         self.tokens = torch.zeros(most, RING, dtype=torch.int64, device=device)
         self.behind = torch.zeros(most, dtype=torch.int32, device=device)  # positions before `slots.position`
@@ -56,8 +60,7 @@ class MtpDeviceHalf:
             return False
         pages, waiting = joined
         self._seated[slot] = sequence_id
-        self._turn_pages(slot, pages)
-        self.live[slot : slot + 1].fill_(1)
+        self._turn_pages(slot, pages, live=1)
         count = 0
         if waiting is not None:
             count = len(waiting.tokens)
@@ -76,7 +79,7 @@ class MtpDeviceHalf:
         """More pages for a sequence that sits here."""
         pages = self.drafter.grow(self._seated[slot], tokens)
         if pages is not None:
-            self._turn_pages(slot, pages)
+            self._turn_pages(slot, pages, live=1)
         return pages is not None
 
     def leave(self, slot: int, length: int | None) -> None:
@@ -87,13 +90,15 @@ class MtpDeviceHalf:
         if length is not None and self.drafter.is_open(sequence_id):
             self.catch_up(max(self._in_use, slot + 1))
             self.drafter.leave(sequence_id, length)
-        self._turn_pages(slot, [])
-        self.live[slot : slot + 1].zero_()
+        self._turn_pages(slot, [], live=0)
         del self._seated[slot]
 
-    def _turn_pages(self, slot: int, pages: list[int]) -> None:
-        row = pages + [self.pool.spare_page] * (self.table.shape[1] - len(pages))
-        self.table[slot] = torch.tensor(row, dtype=torch.int32).to(self.table.device, non_blocking=True)
+    def _turn_pages(self, slot: int, pages: list[int], live: int) -> None:
+        row = self._asked.here["table"][slot]
+        row[: len(pages)] = pages
+        row[len(pages) :] = self.pool.spare_page
+        self._asked.here["live"][slot] = live
+        self._asked.send()
 
     def before_round(self, shape: FollowShape, captured: bool) -> None:
         """Whoever reads the rows of a round must have read those before; so must a ring that is full."""
@@ -113,7 +118,7 @@ class MtpDeviceHalf:
         """Let the head of the first `count` slots read all that was put by."""
         for slot, sequence_id in self._seated.items() if self.behind_most else ():
             if not self.drafter.is_open(sequence_id):  # its pages may be another's by now
-                self._turn_pages(slot, [])
+                self._turn_pages(slot, [], live=0)
         positions = RING
         while self.behind_most:
             while positions > self.behind_most:

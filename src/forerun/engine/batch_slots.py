@@ -7,17 +7,16 @@ or leaves changes its own slot and nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from forerun.cache.groups import HOLE
 from forerun.cache.pages import PagePool, SequenceCache
-from forerun.engine.graphs import spare_tables
 from forerun.engine.sequence import Sequence
 from forerun.kernels.interface import WIDEST
+from forerun.kernels.packed import Packed
 from forerun.sample.noise import split_seed
 from forerun.sample.reference import min_p_offset
 
@@ -35,27 +34,6 @@ class Occupant:
     recurrent: int | None
     held: int = 0  # drafts for the next round that the device has made
     stale: bool = False  # the slot is not where the host is: tokens were dropped
-
-
-class Packed:
-    """Buffers side by side in memory: one copy moves all of them from the host to a device."""
-
-    def __init__(self, device: torch.device, fields: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
-        sizes = {name: kind.itemsize * prod(shape) for name, (kind, shape) in fields.items()}
-        room = [size + -size % 16 for size in sizes.values()]
-        self._there = torch.zeros(sum(room), dtype=torch.uint8, device=device)
-        self._here = torch.zeros(sum(room), dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self.there: dict[str, Tensor] = {}
-        self.here: dict[str, Any] = {}  # numpy arrays
-        starts = [sum(room[:index]) for index in range(len(room))]
-        for start, (name, (kind, shape)) in zip(starts, fields.items(), strict=True):
-            part = slice(start, start + sizes[name])
-            self.there[name] = self._there[part].view(kind).view(shape)
-            self.here[name] = self._here[part].view(kind).view(shape).numpy()
-
-    def send(self) -> None:
-        """All that was written here. Write again when the device has run what was launched after this."""
-        self._there.copy_(self._here, non_blocking=True)
 
 
 class BatchSlots:
@@ -78,6 +56,7 @@ class BatchSlots:
                 "seed": (whole, (most, 3)),
                 **dict.fromkeys(("temperature", "top_p", "min_p_offset"), (real, (most,))),
                 **dict.fromkeys(("live", "recurrent", "top_k"), (small, (most,))),
+                **{f"table {group}": (small, (most, pages)) for group in range(len(pool.groups))},
             },
         )
         asked = self._asked.there
@@ -88,9 +67,11 @@ class BatchSlots:
         self._put = Packed(device, {"pending": (whole, (most,)), "position": (small, (most,)), "new": (small, (most,))})
         self.pending = torch.zeros(most, dtype=whole, device=device)
         self.position = torch.zeros(most, dtype=small, device=device)  # tokens in the cache
-        self.tables = spare_tables(pool, most, pages)  # one for each page group
+        self.tables = [asked[f"table {group}"] for group in range(len(pool.groups))]
         self._asked.here["recurrent"].fill(pool.spare_slot)
         self._asked.here["top_p"].fill(1)
+        for slot in range(most):
+            self._turn_pages(slot, None)
         self._asked.send()
 
     def slot_of(self, sequence: Sequence) -> int | None:
@@ -152,13 +133,16 @@ class BatchSlots:
         occupant = self.occupants[slot]
         occupant.pages = list(occupant.sequence.cache.pages)
         self._turn_pages(slot, occupant.sequence.cache)
+        self._asked.send()
 
     def _turn_pages(self, slot: int, cache: SequenceCache | None) -> None:
+        """Write its block tables here; they are sent with the rest."""
         spare = self.pool.spare_page
-        for group, table in enumerate(self.tables):
+        for group in range(len(self.pool.groups)):
+            row = self._asked.here[f"table {group}"][slot]
             held = [] if cache is None else [spare if page == HOLE else page for page in cache.blocks[group]]
-            row = held + [spare] * (self.most_pages - len(held))
-            table[slot] = torch.tensor(row, dtype=torch.int32).to(table.device, non_blocking=True)
+            row[: len(held)] = held
+            row[len(held) :] = spare
 
     def give(self, drafts: dict[int, list[int]]) -> None:
         """Drafts that the host made for some slots; the others keep those they have."""
