@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,10 @@ def test_drafts_of_the_host_are_run_on_the_device(folder: Path, head: Path, monk
         request(prompt, draft=arm, draft_tokens=depth, **options)
         for prompt, (arm, depth) in zip(PROMPTS, arms, strict=True)
     ]
+    before = time.perf_counter()
     together = run(engine, *wishes)
+    passed = time.perf_counter() - before
+    assert all(0 < sequence.counters.decode_seconds < passed for sequence in together)
     assert [sequence.answer for sequence in together] == plain
     assert together[0].counters.drafted == 0 and together[1].counters.accepted > 0 < together[2].counters.drafted
 

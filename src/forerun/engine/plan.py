@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -80,7 +81,7 @@ class Outcome:
     results: list[Result] = field(default_factory=list)
     prompts: list[Result] = field(default_factory=list)
     times: list[tuple[CostTable, RoundTime]] = field(default_factory=list)  # what there is to learn of costs
-    ended: float = 0.0  # when the executor was done with it
+    ended: float = field(default_factory=time.perf_counter)  # when the executor was done with it
     again: Ticket | None = None  # the same turns were started again before anything else was done with this
     typical: bool = True  # its times tell what such rounds cost: nothing was compiled or captured for it
 
