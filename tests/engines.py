@@ -82,13 +82,14 @@ def finish(engine: Engine, sequences: Sequence[Running], steps: int = 5000) -> N
     raise AssertionError("the engine does not come to an end")
 
 
-def run(engine: Engine, *requests: Request) -> list[Running]:
-    """Submit all, run to the end, release; the answers stay readable."""
+def run(engine: Engine, *requests: Request, warned: bool = False) -> list[Running]:
+    """Submit all, run to the end, release; the answers stay readable. `warned`: a drafter may be switched off."""
     sequences = [engine.submit(r, NoText()) for r in requests]
     finish(engine, sequences)
     for sequence in sequences:
         if sequence.error is not None:
             raise sequence.error
+        assert warned or not sequence.warnings, "a drafter was switched off"
         engine.release(sequence)
     engine.pool.check([s.cache for s in engine.scheduler.active])
     return sequences

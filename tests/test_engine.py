@@ -136,7 +136,7 @@ def test_garbage_truth_and_exceptions_from_a_drafter(models: tuple[Decoder, Deco
     }
     for name, script in scripts.items():
         machine.drafters.by_name["lookup"] = Scripted(script)
-        (other,) = run(machine, request(prompt, draft="lookup"))
+        (other,) = run(machine, request(prompt, draft="lookup"), warned=True)
         assert other.answer == plain.answer, name
         if name == "truth":
             assert other.counters.accepted == other.counters.drafted > 0

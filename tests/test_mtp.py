@@ -239,7 +239,7 @@ def test_no_place_for_the_head_costs_speed_only(floats: Trio) -> None:
     wanted = [request(prompt, draft="mtp") for prompt in prompts(4)]
     plain = [run(engine(floats.target), request(r.prompt))[0].answer for r in wanted]
     machine = mtp_engine(floats.target, floats.trained, head_pages=3)
-    (tight,) = run(machine, wanted[1])
+    (tight,) = run(machine, wanted[1], warned=True)
     assert tight.answer == plain[1] and 0 < tight.counters.drafted < 30
     # Alone each of them fits, together they do not.
     machine = mtp_engine(floats.target, floats.trained, head_pages=12)
@@ -253,7 +253,7 @@ def test_a_broken_head_is_reported_and_left_out(floats: Trio, folders: dict[str,
     weights["mtp.norm.weight"][3] = float("nan")
     machine = mtp_engine(floats.target, write_head(tmp_path / "nan", folders["target"], SHAPE, weights))
     (plain,) = run(machine, request(prompts(1)[0]))
-    (other,) = run(machine, request(prompts(1)[0], draft="mtp"))
+    (other,) = run(machine, request(prompts(1)[0], draft="mtp"), warned=True)
     assert other.answer == plain.answer and other.policy.arm is None
     (warning,) = other.warnings
     assert "mtp" in warning and "not a number" in warning

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import NoText, decoder, engine, request, run
+from engines import NoText, decoder, engine, finish, request, run
 from tiny import tiny_model
 
 from forerun.engine.sequence import Status
+from forerun.errors import ForerunError
 
 
 def test_the_youngest_is_parked_and_the_oldest_comes_back_first(
@@ -76,3 +77,22 @@ def test_more_than_run_at_once_wait_for_a_place(tmp_path: Path) -> None:
         assert len(machine.scheduler.running()) <= 2
         machine.step()
     assert [sequence.answer for sequence in sequences] == alone
+
+
+def test_ended_sequences_are_given_up_where_host_memory_is_full(tmp_path: Path) -> None:
+    """One that may be continued keeps its pages, or a copy of them, but not without end."""
+    model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
+    machine = engine(model, pages=8)
+    machine.scheduler.parked_limit = 1
+    ended = [machine.submit(request([5 + n] * 9, max_tokens=4), NoText()) for n in range(5)]
+    finish(machine, ended)
+    assert [s.given_up for s in ended].count(True) >= 1 and any(s.cache.parked is not None for s in ended)
+    with pytest.raises(ForerunError, match="went to others"):
+        machine.resume(next(s for s in ended if s.given_up), 4)
+    kept = next(s for s in ended if s.cache.parked is not None)
+    machine.resume(kept, 4)
+    finish(machine, [kept])
+    assert kept.answer == run(engine(model), request(kept.request.prompt, max_tokens=8))[0].answer
+    for sequence in ended:
+        machine.release(sequence)
+    machine.pool.check([])

@@ -7,7 +7,10 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import count
 
+import torch
+
 from forerun.cache.pages import PagePool, SequenceCache
+from forerun.device import free_memory
 from forerun.draft.arms import ARMS, MAX_DEPTH, SERVED
 from forerun.draft.protocol import Drafter
 from forerun.engine.drafters import Drafters
@@ -57,7 +60,7 @@ class Engine:
         self.executor = executor or HostExecutor(model, self.drafters, self.costs, not pool.on_device)
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
         self.unavailable = dict(unavailable or {})
-        self.scheduler = Scheduler(pool, context, max_sequences)
+        self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
         self.owner = Ownership(pool.device)
         self.warm = False  # see `engine/warmup.py`
         self._ticket: Ticket | None = None  # the round under way
@@ -315,6 +318,8 @@ class Engine:
         with interrupts_held(), self.owner:
             if sequence.finish_reason not in ("cancelled", "length"):
                 raise ForerunError(f"a sequence that ended with {sequence.finish_reason!r} cannot be continued")
+            if sequence.given_up:
+                raise ForerunError("the memory of this sequence went to others since it ended: ask again from its text")
             if max_tokens is not None:
                 sequence.limit = min(self.context, len(sequence.tokens) + max_tokens)
             if sequence.remaining <= 0:

@@ -15,8 +15,9 @@ DEFAULT_ANSWER = 2048  # tokens reserved for a request that names no maximum
 class Scheduler:
     """First come, first served. Whoever was admitted keeps its pages; the youngest gives way when growth needs them."""
 
-    def __init__(self, pool: PagePool, context: int, max_sequences: int) -> None:
-        self.pool, self.context, self.max_sequences = pool, context, max_sequences
+    def __init__(self, pool: PagePool, context: int, max_sequences: int, parked_limit: int) -> None:
+        """`parked_limit`: bytes of host memory beyond which ended sequences are given up rather than parked."""
+        self.pool, self.context, self.max_sequences, self.parked_limit = pool, context, max_sequences, parked_limit
         self.waiting: deque[Sequence] = deque()
         self.active: list[Sequence] = []  # admitted, oldest first: prefilling, running, paused or parked
 
@@ -81,7 +82,11 @@ class Scheduler:
                 break
             waits = sequence.status in (Status.FINISHED, Status.PAUSED, Status.PARKED)
             if waits and sequence.cache.pages:
-                sequence.cache.park()
+                if sequence.status is Status.FINISHED and self.pool.parked_bytes >= self.parked_limit:
+                    sequence.given_up = True
+                    sequence.cache.release()
+                else:
+                    sequence.cache.park()
         return self.pool.free >= pages and self.pool.free_slots >= slots
 
     def prefilling(self) -> Sequence | None:

@@ -19,7 +19,7 @@ class Status(Enum):
     WAITING = "waiting"  # for pages
     PREFILL = "prefill"
     RUNNING = "running"
-    PARKED = "parked"  # pages in host memory
+    PARKED = "parked"  # waits for a place in the rounds; its pages are in host memory, or still its own
     PAUSED = "paused"  # by its owner; keeps its pages
     FINISHED = "finished"
 
@@ -109,6 +109,7 @@ class Sequence:
     counters: Counters = field(default_factory=Counters)
     warnings: list[str] = field(default_factory=list)
     error: Exception | None = None
+    given_up: bool = False  # it had ended and its pages went to others: it cannot be continued
     arms: list[str] = field(default_factory=list)  # drafters it may use
     told: dict[str, int] = field(default_factory=dict)  # tokens each of them has observed; those not in it are not open
 
