@@ -117,7 +117,7 @@ def test_all_combinations_have_the_bits_of_the_reference(kinds):
     buffers = EditBuffers(3, vocab, DEVICE)
     params, histories = random_params(rng, vocab, *kinds), random_history(rng, vocab)
     assert params.needs_edits == any(kinds)
-    buffers.seat(1, params, histories)
+    buffers.join(1, params, histories)
     neighbours = [SamplingParams(), params, SamplingParams()]
     tokens = torch.tensor([[rng.randrange(9) for _ in range(width)] for _ in range(3)])
     logits = random_logits(rng, 3 * width, vocab + 7)
@@ -133,7 +133,7 @@ def test_vocabularies_that_are_no_multiple_of_anything(vocab):
     params = [random_params(rng, vocab, bias=vocab > 1), random_params(rng, vocab, bias=False)]
     histories = [random_history(rng, vocab) for _ in params]
     for slot in range(2):
-        buffers.seat(slot, params[slot], histories[slot])
+        buffers.join(slot, params[slot], histories[slot])
     tokens = torch.tensor([[rng.randrange(min(vocab, 9)) for _ in range(width)] for _ in range(2)])
     logits = random_logits(rng, 2 * width, vocab)
     expected = expected_rows(params, histories, logits, vocab, tokens)
@@ -143,7 +143,7 @@ def test_vocabularies_that_are_no_multiple_of_anything(vocab):
 def test_a_row_sees_the_drafts_before_it_and_not_its_own_or_the_pending_token():
     params = SamplingParams(presence_penalty=1.0, frequency_penalty=0.5)
     buffers = EditBuffers(1, 8, DEVICE)
-    buffers.seat(0, params, TokenHistory([1], [2]))
+    buffers.join(0, params, TokenHistory([1], [2]))
     out = edited_rows(buffers, torch.zeros(4, 8), 8, torch.tensor([[2, 5, 2, 5]]))
     assert out.tolist() == [
         [0, 0, -1.5, 0, 0, 0, 0, 0],
@@ -161,7 +161,7 @@ def test_grammar_masks_belong_to_rows():
     masks = torch.rand(2, width, vocab, generator=torch.Generator().manual_seed(0)) < 0.5
     masks[:, :, 0] = True
     for slot in range(2):
-        buffers.seat(slot, params[slot], histories[slot])
+        buffers.join(slot, params[slot], histories[slot])
     buffers.mask(1, words_of(masks[1]))
     buffers.mask(0, words_of(masks[0]))
     buffers.mask(0, words_of(masks[0, :2]))  # the last rows of slot 0 have none any more
@@ -183,11 +183,11 @@ def test_a_slot_is_seated_again_without_its_past_and_without_disturbing_others()
     for slot in (0, 1, 2, 1):
         if slot == 1:
             params[1], histories[1] = random_params(rng, vocab), random_history(rng, vocab)
-        buffers.seat(slot, params[slot], histories[slot])
+        buffers.join(slot, params[slot], histories[slot])
     tokens, logits = torch.zeros(3, 1, dtype=torch.int64), random_logits(rng, 3, vocab)
     expected = expected_rows(params, histories, logits, vocab, tokens)
     assert torch.equal(bits(edited_rows(buffers, logits, vocab, tokens)), bits(expected))
-    buffers.seat(1, SamplingParams(temperature=0.5), histories[1])
+    buffers.join(1, SamplingParams(temperature=0.5), histories[1])
     params[1] = SamplingParams()
     expected = expected_rows(params, histories, logits, vocab, tokens)
     assert torch.equal(bits(edited_rows(buffers, logits, vocab, tokens)), bits(expected))
@@ -198,10 +198,10 @@ def test_a_slot_is_seated_again_without_its_past_and_without_disturbing_others()
 def test_nothing_hides_a_broken_logit(broken):
     """Suppressed or forbidden by the grammar, it still ends the request, as in the reference."""
     buffers = EditBuffers(3, 40, DEVICE)
-    buffers.seat(0, SamplingParams(suppress=frozenset([7])), TokenHistory())
-    buffers.seat(1, SamplingParams(), TokenHistory())
+    buffers.join(0, SamplingParams(suppress=frozenset([7])), TokenHistory())
+    buffers.join(1, SamplingParams(), TokenHistory())
     buffers.mask(1, words_of(torch.arange(40)[None] != 7))
-    buffers.seat(2, SamplingParams(suppress=frozenset([7])), TokenHistory())
+    buffers.join(2, SamplingParams(suppress=frozenset([7])), TokenHistory())
     logits = torch.zeros(3, 40)
     logits[:2, 7] = broken
     edited = edited_rows(buffers, logits, 40, torch.zeros(3, 1, dtype=torch.int64))
@@ -216,7 +216,7 @@ def test_an_overflow_is_infinite_as_in_the_reference():
     buffers = EditBuffers(1, 4, DEVICE)
     params = SamplingParams(repetition_penalty=0.01, presence_penalty=-100.0)
     history = TokenHistory([1, 2], [2])
-    buffers.seat(0, params, history)
+    buffers.join(0, params, history)
     logits = torch.tensor([[1.0, -3.4e38, 3.4e38, 2.0]])
     edited = edited_rows(buffers, logits, 4, torch.tensor([[2]]))
     process_torch(logits[0], Row(params, history))
@@ -227,7 +227,7 @@ def test_remember_counts_what_was_emitted():
     buffers = EditBuffers(5, 10, DEVICE)
     params = SamplingParams(frequency_penalty=1.0)
     for slot in range(4):
-        buffers.seat(slot, params, TokenHistory([9], [3]))
+        buffers.join(slot, params, TokenHistory([9], [3]))
     chosen = torch.tensor([[3, 3, 5, 3], [1, 2, 3, 4], [4, 4, 4, 4], [7, 7, 7, 7]], device=DEVICE)
     accepted = torch.tensor([2, -1, 3, 3], dtype=torch.int32, device=DEVICE)
     live = torch.tensor([1, 1, 1, 0], dtype=torch.int32, device=DEVICE)
@@ -249,7 +249,7 @@ def test_rounds_follow_each_other_without_the_host(seed):
     params = [random_params(rng, vocab, *(rng.random() < 0.7 for _ in range(4))) for _ in range(slots)]
     histories = [random_history(rng, vocab) for _ in range(slots)]
     for slot in range(slots):
-        buffers.seat(slot, params[slot], histories[slot])
+        buffers.join(slot, params[slot], histories[slot])
 
     def numbers(values, dtype=torch.int32):
         return torch.tensor(values, dtype=dtype, device=DEVICE)
@@ -291,7 +291,7 @@ def test_drafters_edit_their_own_logits_step_by_step(reduced):
     params = [random_params(rng, vocab) for _ in range(slots)]
     histories = [random_history(rng, vocab) for _ in range(slots)]
     for slot in range(slots):
-        buffers.seat(slot, params[slot], histories[slot])
+        buffers.join(slot, params[slot], histories[slot])
         buffers.mask(slot, words_of(torch.zeros(16, vocab, dtype=torch.bool)))  # of the round before: not for drafts
     ids = torch.tensor(sorted(rng.sample(range(vocab), 75))) if reduced else torch.arange(vocab)
     drafts = torch.tensor([[rng.choice(ids.tolist()[:9]) for _ in range(slots)] for _ in range(4)], device=DEVICE)

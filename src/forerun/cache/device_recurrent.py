@@ -24,7 +24,7 @@ class DeviceContents(SlotContents):
 
 
 class DeviceStates(Slots):
-    """The state of all sequences, for all recurrent layers; slot number `count` is spare, for lanes that idle."""
+    """The state of all sequences, for all recurrent layers; slot number `count` is spare, for batch slots that idle."""
 
     def __init__(self, layout: DeltaLayout, layers: int, slots: int, device: torch.device) -> None:
         super().__init__(slots)

@@ -109,7 +109,7 @@ class PagePool:
 
     @property
     def spare_slot(self) -> int:
-        """The recurrent state of lanes that idle."""
+        """The recurrent state of batch slots that idle."""
         return 0 if self.states is None else self.states.count
 
     @property

@@ -46,20 +46,20 @@ class MtpDeviceHalf:
         self.behind = torch.zeros(most, dtype=torch.int32, device=device)  # positions before `slots.position`
         self.behind_most = 0
         self._in_use = 1  # slots of the rounds that were launched last
-        self._seated: dict[int, int] = {}  # batch slot → sequence
+        self._joined: dict[int, int] = {}  # batch slot → sequence
         self._reads: dict[tuple[int, int], Callable[[], Tensor]] = {}  # by slots and positions
 
     def follows(self, slot: int) -> bool:
         """Does it draft for this slot?"""
-        return slot in self._seated
+        return slot in self._joined
 
-    def seat(self, slot: int, sequence_id: int, tokens: int) -> bool:
+    def join(self, slot: int, sequence_id: int, tokens: int) -> bool:
         """Take a sequence over from the host half."""
         joined = self.drafter.join(sequence_id, tokens)
         if joined is None:
             return False
         pages, waiting = joined
-        self._seated[slot] = sequence_id
+        self._joined[slot] = sequence_id
         self._turn_pages(slot, pages, live=1)
         count = 0
         if waiting is not None:
@@ -77,21 +77,21 @@ class MtpDeviceHalf:
 
     def grow(self, slot: int, tokens: int) -> bool:
         """More pages for a sequence that sits here."""
-        pages = self.drafter.grow(self._seated[slot], tokens)
+        pages = self.drafter.grow(self._joined[slot], tokens)
         if pages is not None:
             self._turn_pages(slot, pages, live=1)
         return pages is not None
 
     def leave(self, slot: int, length: int | None) -> None:
         """Read what was put by, then hand the sequence back; one that is over is only forgotten."""
-        sequence_id = self._seated.get(slot)
+        sequence_id = self._joined.get(slot)
         if sequence_id is None:
             return
         if length is not None and self.drafter.is_open(sequence_id):
             self.catch_up(max(self._in_use, slot + 1))
             self.drafter.leave(sequence_id, length)
         self._turn_pages(slot, [], live=0)
-        del self._seated[slot]
+        del self._joined[slot]
 
     def _turn_pages(self, slot: int, pages: list[int], live: int) -> None:
         row = self._asked.here["table"][slot]
@@ -116,7 +116,7 @@ class MtpDeviceHalf:
 
     def catch_up(self, count: int) -> None:
         """Let the head of the first `count` slots read all that was put by."""
-        for slot, sequence_id in self._seated.items() if self.behind_most else ():
+        for slot, sequence_id in self._joined.items() if self.behind_most else ():
             if not self.drafter.is_open(sequence_id):  # its pages may be another's by now
                 self._turn_pages(slot, [], live=0)
         positions = RING

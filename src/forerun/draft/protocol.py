@@ -82,7 +82,7 @@ class DeviceHalf(Protocol):
 
     name: str
 
-    def seat(self, slot: int, sequence_id: int, tokens: int) -> bool:
+    def join(self, slot: int, sequence_id: int, tokens: int) -> bool:
         """Take a sequence over from the host half, with room for `tokens` tokens; False when there is none."""
         ...
 

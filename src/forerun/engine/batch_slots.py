@@ -108,7 +108,7 @@ class BatchSlots:
             asked["seed"][slot] = [*split_seed(params.seed), params.choice]
             self._turn_pages(slot, cache)
             if self._edits is not None or params.needs_edits:
-                self._edit_buffers().seat(slot, params, sequence.history)
+                self._edit_buffers().join(slot, params, sequence.history)
         self._asked.send()
         self._put.send()
         new = self._put.there["new"].bool()

@@ -18,7 +18,7 @@ from forerun.draft.arms import ARMS
 from forerun.draft.protocol import DeviceHalf, Drafter
 from forerun.engine.batch_slots import BatchSlots, Occupant
 from forerun.engine.drafters import Drafters
-from forerun.engine.graphs import LANES, GraphedTarget, lanes_for
+from forerun.engine.graphs import BATCH_SIZES, GraphedTarget, batch_size_for
 from forerun.engine.host import HostExecutor
 from forerun.engine.plan import GoesOn, Outcome, Plan, Result, Ticket, Turn
 from forerun.engine.round_graphs import RoundGraphs, Shape
@@ -35,7 +35,7 @@ ASIDE = 4  # rounds that the host decides for a sequence after one the device co
 
 
 @dataclass(slots=True)
-class Flight:
+class RoundUnderWay:
     """A round under way."""
 
     turns: list[Turn]
@@ -43,7 +43,7 @@ class Flight:
     drafted: list[int]  # real drafts of each
     shape: Shape
     began: float  # when the host began to work for it
-    launched: float
+    launched_at: float
     waiting: float  # seconds that the device had nothing to do for want of the host's drafts
     drafting: float  # seconds the host spent on drafts
     result: Tensor  # [slots, width + 2] in host memory: chosen tokens, accepted drafts, whether a row was bad
@@ -52,7 +52,7 @@ class Flight:
 
     def seconds(self, now: float) -> float:
         """What it took the device, however late the host looks at it."""
-        return self.events[0].elapsed_time(self.events[1]) / 1e3 if self.events else now - self.launched
+        return self.events[0].elapsed_time(self.events[1]) / 1e3 if self.events else now - self.launched_at
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class DeviceTicket:
     """What was started."""
 
     plan: Plan
-    flight: Flight | None
+    under_way: RoundUnderWay | None
     beside: Outcome  # prompts that were read and rounds that the host ran meanwhile
 
 
@@ -81,7 +81,7 @@ class DeviceExecutor:
         pool = target.pool
         self.pool, self.drafters, self.costs, self.counts = pool, drafters, costs, target.counts
         self.host = HostExecutor(target, drafters, CostTable(), restartable=False)
-        self.slots = BatchSlots(LANES[-1], target.tables[0].shape[1], pool, drafters.vocab)
+        self.slots = BatchSlots(BATCH_SIZES[-1], target.tables[0].shape[1], pool, drafters.vocab)
         halves = [drafter.device_half(self.slots, target.graphs.capture) for drafter in drafters.by_name.values()]
         self.half: DeviceHalf | None = next((half for half in halves if half is not None), None)
         self.rounds = RoundGraphs(target.decoder, self.slots, target.graphs, self.half, drafters.vocab)
@@ -93,7 +93,7 @@ class DeviceExecutor:
         self._events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else [] for _ in range(2)]
 
     def _host_result(self) -> Tensor:
-        result = torch.zeros(LANES[-1] * (WIDEST + 2), dtype=torch.int64)
+        result = torch.zeros(BATCH_SIZES[-1] * (WIDEST + 2), dtype=torch.int64)
         return result.pin_memory() if self.pool.device.type == "cuda" else result
 
     def costs_of(self, sequences: list[Sequence]) -> CostTable:
@@ -103,18 +103,18 @@ class DeviceExecutor:
     def start(self, plan: Plan) -> DeviceTicket:
         """The device's round first: what the host does then is hidden behind it."""
         ours, rest = self._split(plan.turns)
-        flight = self._launch(ours, plan.began) if ours else None
+        under_way = self._launch(ours, plan.began) if ours else None
         try:
             prompts = [self.host.read(chunk) for chunk in plan.prompts]
             beside = Outcome()
             if rest:
                 self.assignment.leave(turn.sequence for turn in rest)
-                beside = self.host.run(rest, time.perf_counter() if flight or prompts else plan.began)
+                beside = self.host.run(rest, time.perf_counter() if under_way or prompts else plan.began)
             beside.prompts = prompts
         except BaseException as error:
             self._abandon(ours, error)
             raise
-        return DeviceTicket(plan, flight, beside)
+        return DeviceTicket(plan, under_way, beside)
 
     def _abandon(self, turns: list[Turn], error: BaseException) -> None:
         """Their round was launched and nobody will look at what it gave: they cannot go on."""
@@ -128,7 +128,7 @@ class DeviceExecutor:
         """Those that the device decides for, and those that the host does."""
         ours = [t for t in turns if runs_on_device(t.sequence) and not self._aside.get(t.sequence.id)]
         if ours and not self.counts.keep_bits(
-            lanes_for(len(ours)) * self._width(ours, [t.decision.depth for t in ours])
+            batch_size_for(len(ours)) * self._width(ours, [t.decision.depth for t in ours])
         ):
             ours = []  # passes of so many rows change bits: the host runs narrower ones
         mine = set(map(id, ours))
@@ -152,7 +152,7 @@ class DeviceExecutor:
                 widths[index] = next(width for width in UPLOADED if width > depths[index])
         return max(widths)
 
-    def _launch(self, turns: list[Turn], began: float) -> Flight:
+    def _launch(self, turns: list[Turn], began: float) -> RoundUnderWay:
         drafting = time.perf_counter()
         uploading = [turn for turn in turns if self._uploads(turn)]
         if uploading:
@@ -170,18 +170,18 @@ class DeviceExecutor:
         drafted = self._hand_out_drafts(turns, slots, shape)
         # The device had nothing to do meanwhile. Whoever joins makes any round wait.
         waiting = (time.perf_counter() - began if same else drafting) if uploading else 0.0
-        return self._fly(turns, slots, drafted, shape, began, waiting, drafting, typical)
+        return self._launch_graphs(turns, slots, drafted, shape, began, waiting, drafting, typical)
 
-    def _launch_again(self, last: Flight, now: float) -> DeviceTicket:
+    def _launch_again(self, last: RoundUnderWay, now: float) -> DeviceTicket:
         """As the last round, with nothing in between that the device would wait for."""
         shape, occupants = last.shape, self.slots.occupants
         if self.half is not None and shape.followed:
             self.half.before_round(shape.follow, True)
         drafted = [min(shape.width - 1, occupants[slot].held) for slot in last.slots]
-        flight = self._fly(last.turns, last.slots, drafted, shape, now, 0.0, 0.0, True)
-        return DeviceTicket(Plan(last.turns, [], now), flight, Outcome())
+        under_way = self._launch_graphs(last.turns, last.slots, drafted, shape, now, 0.0, 0.0, True)
+        return DeviceTicket(Plan(last.turns, [], now), under_way, Outcome())
 
-    def _fly(
+    def _launch_graphs(
         self,
         turns: list[Turn],
         slots: list[int],
@@ -191,9 +191,9 @@ class DeviceExecutor:
         waiting: float,
         drafting: float,
         typical: bool,
-    ) -> Flight:
+    ) -> RoundUnderWay:
         self._events.reverse()
-        launched, events = time.perf_counter(), self._events[0]
+        launched_at, events = time.perf_counter(), self._events[0]
         try:
             if events:
                 events[0].record()
@@ -211,11 +211,11 @@ class DeviceExecutor:
             self.slots.occupants[slot].held = shape.drafts if follows else 0
         if self.half is not None and shape.followed:
             self.half.launched(shape.follow)
-        return Flight(turns, slots, drafted, shape, began, launched, waiting, drafting, host, events, typical)
+        return RoundUnderWay(turns, slots, drafted, shape, began, launched_at, waiting, drafting, host, events, typical)
 
     def _shape(self, turns: list[Turn], slots: list[int], width: int) -> Shape:
         params = [turn.sequence.request.sampling for turn in turns]
-        count = lanes_for(self.slots.in_use)
+        count = batch_size_for(self.slots.in_use)
         if not self.counts.keep_bits(count * width):
             width = self._width(turns, [turn.decision.depth for turn in turns])
         followed = self.half is not None and any(self.half.follows(slot) for slot in slots)
@@ -254,19 +254,19 @@ class DeviceExecutor:
     def finish(self, ticket: Ticket, again: GoesOn | None) -> Outcome:
         """Wait for the device, start the same turns again where they go on, then look at what came."""
         assert isinstance(ticket, DeviceTicket)
-        flight, outcome = ticket.flight, ticket.beside
-        if flight is None:
+        under_way, outcome = ticket.under_way, ticket.beside
+        if under_way is None:
             return outcome
-        if outcome.results or outcome.prompts or not self._may_repeat(flight):
+        if outcome.results or outcome.prompts or not self._may_repeat(under_way):
             again = None
-        if flight.events:
-            flight.events[1].synchronize()
-        now, width, lines = time.perf_counter(), flight.shape.width, flight.result.tolist()
-        lines = [lines[slot] for slot in flight.slots]
-        if again is not None and all(self._goes_on(flight, index, line, again) for index, line in enumerate(lines)):
-            outcome.again = self._launch_again(flight, now)
+        if under_way.events:
+            under_way.events[1].synchronize()
+        now, width, lines = time.perf_counter(), under_way.shape.width, under_way.result.tolist()
+        lines = [lines[slot] for slot in under_way.slots]
+        if again is not None and all(self._goes_on(under_way, index, line, again) for index, line in enumerate(lines)):
+            outcome.again = self._launch_again(under_way, now)
         results = []
-        for turn, slot, drafted, line in zip(flight.turns, flight.slots, flight.drafted, lines, strict=True):
+        for turn, slot, drafted, line in zip(under_way.turns, under_way.slots, under_way.drafted, lines, strict=True):
             accepted, keep = line[width], partial(self._keep, self.slots.occupants[slot], line[width] + 1)
             result = Result(turn, line[: accepted + 1], accepted, drafted, keep, advanced=True)
             if line[-1]:
@@ -274,43 +274,45 @@ class DeviceExecutor:
             elif accepted < 0:
                 self._aside[turn.sequence.id] = ASIDE
             results.append(result)
-        self._account(flight, results, outcome, now)
+        self._account(under_way, results, outcome, now)
         if outcome.results:  # the order is the plan's
             found = {id(result.turn): result for result in (*results, *outcome.results)}
             results = [found[id(turn)] for turn in ticket.plan.turns]
-        outcome.results, outcome.ended, outcome.typical = results, now, flight.typical
+        outcome.results, outcome.ended, outcome.typical = results, now, under_way.typical
         return outcome
 
-    def _may_repeat(self, flight: Flight) -> bool:
+    def _may_repeat(self, under_way: RoundUnderWay) -> bool:
         """Nothing to capture or to upload, every slot where the host is."""
-        if any(map(self._uploads, flight.turns)) or any(self.slots.occupants[slot].stale for slot in flight.slots):
+        if any(map(self._uploads, under_way.turns)) or any(
+            self.slots.occupants[slot].stale for slot in under_way.slots
+        ):
             return False
-        return self.half is None or not flight.shape.followed or self.half.may_repeat(flight.shape.follow)
+        return self.half is None or not under_way.shape.followed or self.half.may_repeat(under_way.shape.follow)
 
-    def _goes_on(self, flight: Flight, index: int, line: list[int], again: GoesOn) -> bool:
+    def _goes_on(self, under_way: RoundUnderWay, index: int, line: list[int], again: GoesOn) -> bool:
         """A token was decided on, there are pages for another round, and nobody wants anything else."""
-        width, turn = flight.shape.width, flight.turns[index]
+        width, turn = under_way.shape.width, under_way.turns[index]
         accepted = line[width]
         if accepted < 0 or line[-1]:
             return False
-        room = len(self.slots.occupants[flight.slots[index]].pages) * self.pool.page
+        room = len(self.slots.occupants[under_way.slots[index]].pages) * self.pool.page
         if turn.sequence.cache.length + accepted + 1 + width > room:
             return False
-        return again(index, turn, line[: accepted + 1], flight.drafted[index])
+        return again(index, turn, line[: accepted + 1], under_way.drafted[index])
 
-    def _account(self, flight: Flight, results: list[Result], outcome: Outcome, now: float) -> None:
+    def _account(self, under_way: RoundUnderWay, results: list[Result], outcome: Outcome, now: float) -> None:
         """What the round took, and what that tells."""
-        alone, count = flight.seconds(now), len(flight.turns)
+        alone, count = under_way.seconds(now), len(under_way.turns)
         for result in results:
-            result.took, result.drafting = now - flight.began, flight.drafting
-            result.seconds = alone + (flight.waiting if self._uploads(result.turn) else 0.0)
-        measured = RoundTime(count, count * flight.shape.width, alone)
+            result.took, result.drafting = now - under_way.began, under_way.drafting
+            result.seconds = alone + (under_way.waiting if self._uploads(result.turn) else 0.0)
+        measured = RoundTime(count, count * under_way.shape.width, alone)
         if count == 1:
-            measured.drafter, measured.drafted = flight.turns[0].decision.drafter, flight.drafted[0]
-            measured.drafting = flight.waiting
-        if flight.shape.drafts and self.half is not None:
-            measured.inside = (self.half.name, flight.shape.drafts)
-        if flight.typical:
+            measured.drafter, measured.drafted = under_way.turns[0].decision.drafter, under_way.drafted[0]
+            measured.drafting = under_way.waiting
+        if under_way.shape.drafts and self.half is not None:
+            measured.inside = (self.half.name, under_way.shape.drafts)
+        if under_way.typical:
             outcome.times.append((self.costs, measured))
 
     def _keep(self, occupant: Occupant, by_device: int, count: int) -> None:

@@ -20,12 +20,12 @@ from forerun.models.layers.rows import Output, Pass
 
 Result = TypeVar("Result")
 PROMPTS = (16, 32, 64, 128, 256, 384, 512)  # tokens that a first chunk of a prompt is captured for
-LANES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # sequences a graph is captured for; smaller batches have idle lanes
+BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # sequences a graph is captured for; smaller batches have idle slots
 
 
-def lanes_for(sequences: int) -> int:
+def batch_size_for(sequences: int) -> int:
     """The smallest batch with a graph that holds so many sequences."""
-    return next(count for count in LANES if count >= sequences)
+    return next(count for count in BATCH_SIZES if count >= sequences)
 
 
 class Graphs:
@@ -82,25 +82,25 @@ class Replay(Generic[Result]):
         return self._result
 
 
-def spare_tables(pool: PagePool, lanes: int, pages: int) -> list[Tensor]:
-    """A block table [lanes, pages] for each page group, in which nobody has a page."""
-    shape = (lanes, pages)
+def spare_tables(pool: PagePool, size: int, pages: int) -> list[Tensor]:
+    """A block table [size, pages] for each page group, in which nobody has a page."""
+    shape = (size, pages)
     return [torch.full(shape, pool.spare_page, dtype=torch.int32, device=pool.device) for _ in pool.groups]
 
 
 class GraphedTarget:
-    """The target on a device: passes are replayed from graphs, of rounds one per number of lanes and width."""
+    """The target on a device: passes are replayed from graphs, of rounds one per size of batch and width."""
 
     def __init__(self, decoder: Decoder, pool: PagePool, graphs: Graphs, pages: int) -> None:
         """`pages`: the most a sequence may hold."""
         self.decoder, self.pool, self.graphs = decoder, pool, graphs
-        most, device = LANES[-1], pool.device
+        most, device = BATCH_SIZES[-1], pool.device
         self.position = torch.zeros(most, dtype=torch.int32, device=device)
         self.tables = spare_tables(pool, most, pages)
         self.slot = torch.full((most,), pool.spare_slot, dtype=torch.int32, device=device)
         self.counts = RowCounts(decoder)
         self.prompts = GraphedPrompts(decoder, pool, graphs, pages)
-        self.passes: dict[tuple[int, int, bool], tuple[Tensor, Replay[Output]]] = {}  # by lanes, width, features
+        self.passes: dict[tuple[int, int, bool], tuple[Tensor, Replay[Output]]] = {}  # by size, width, features
 
     def forward(self, batch: Pass) -> Output:
         """As `Decoder.forward`. What comes out is overwritten by the next pass."""
@@ -109,10 +109,10 @@ class GraphedTarget:
             return self.prompts.forward(batch)
         if batch.prefill or batch.wanted is not None or rows.width > WIDEST:
             return self.decoder.forward(batch)
-        sequences, lanes = len(rows.position), lanes_for(len(rows.position))
-        if sequences > 1 and not self.counts.keep_bits(lanes * rows.width):
+        sequences, size = len(rows.position), batch_size_for(len(rows.position))
+        if sequences > 1 and not self.counts.keep_bits(size * rows.width):
             return self._in_halves(batch)
-        key = (lanes, rows.width, batch.features)
+        key = (size, rows.width, batch.features)
         if key not in self.passes:
             self._idle()
             self.passes[key] = self._capture(*key)
@@ -147,11 +147,11 @@ class GraphedTarget:
             table.fill_(self.pool.spare_page)
         self.slot.fill_(self.pool.spare_slot)
 
-    def _capture(self, lanes: int, width: int, features: bool) -> tuple[Tensor, Replay[Output]]:
-        tokens = torch.zeros(lanes * width, dtype=torch.int64, device=self.pool.device)
+    def _capture(self, size: int, width: int, features: bool) -> tuple[Tensor, Replay[Output]]:
+        tokens = torch.zeros(size * width, dtype=torch.int64, device=self.pool.device)
         states = () if self.pool.states is None else self.pool.states.layers
-        tables = [table[:lanes] for table in self.tables]
-        rows = PassRows.uniform(width, self.position[:lanes], tables, self.slot[:lanes], states)
+        tables = [table[:size] for table in self.tables]
+        rows = PassRows.uniform(width, self.position[:size], tables, self.slot[:size], states)
         batch = Pass(tokens, rows, self.pool.layers, None, False, features)
         return tokens, self.graphs.capture(lambda: self.decoder.forward(batch))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from forerun.draft.protocol import DeviceHalf
 from forerun.engine.batch_slots import BatchSlots
 from forerun.engine.drafters import Drafters
-from forerun.engine.graphs import lanes_for
+from forerun.engine.graphs import batch_size_for
 from forerun.engine.sequence import Sequence
 
 
@@ -31,7 +31,7 @@ class SlotAssignment:
             if slot not in leaving and (one.stale or not self._follow_pages(slot)):
                 joining[slot] = one.sequence  # again, as the host knows it
         taken = {id(one.sequence): slot for slot, one in occupants.items() if slot not in leaving}
-        small = lanes_for(max(1, len(sequences)))  # slots of the smallest graphs that hold all of them
+        small = batch_size_for(max(1, len(sequences)))  # slots of the smallest graphs that hold all of them
         for sequence_id, slot in list(taken.items()):
             if slot >= small:  # it moves to where somebody left
                 leaving.append(slot)
@@ -73,7 +73,7 @@ class SlotAssignment:
 
     def _half_joins(self, half: DeviceHalf, slot: int, sequence: Sequence) -> None:
         self.drafters.tell(sequence, self.drafters.by_name[half.name])
-        half.seat(slot, sequence.id, len(sequence.cache.pages) * self.slots.pool.page)
+        half.join(slot, sequence.id, len(sequence.cache.pages) * self.slots.pool.page)
 
     def _half_leaves(self, slot: int, sequence: Sequence) -> None:
         """The host half goes on from where the sequence stands."""

@@ -137,8 +137,8 @@ class PassRows:
     """Where the rows of a pass belong: those of a sequence follow each other, one sequence after another.
 
     On a CPU sequences have as many rows as they like, up to `width`. On a GPU each has `width`, shorter ones padded:
-    kernels and captured graphs find a row's sequence by dividing, and the host reads nothing. Lanes that no sequence
-    uses have the spare page, the spare slot and position 0.
+    kernels and captured graphs find a row's sequence by dividing, and the host reads nothing. Slots of a batch that no
+    sequence uses have the spare page, the spare slot and position 0.
     """
 
     query_start: Tensor  # [sequences + 1] int32 in host memory: the first row of each, and the number of rows

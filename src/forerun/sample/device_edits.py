@@ -37,7 +37,7 @@ class EditBuffers:
         )
         self._plain = torch.tensor(PLAIN, dtype=torch.float64, device=device)
 
-    def seat(self, slot: int, params: SamplingParams, history: TokenHistory) -> None:
+    def join(self, slot: int, params: SamplingParams, history: TokenHistory) -> None:
         """Put a sequence into a slot, with the history that the host knows, the pending token included."""
         self.clear(slot)
         if not params.needs_edits:

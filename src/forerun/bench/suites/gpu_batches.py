@@ -1,7 +1,7 @@
 """What drafting is worth on a GPU by batch size and depth: the built-in model with its head, real prompts, greedy.
 
-All lanes are busy while time is taken: from the first round of a batch to the end of its first answer. Plain decoding
-and every depth take turns.
+All batch slots are busy while time is taken: from the first round of a batch to the end of its first answer. Plain
+decoding and every depth take turns.
 """
 
 from __future__ import annotations
