@@ -78,7 +78,9 @@ class Engine:
                 if self._ticket is None:
                     before, outcome = outcome, None
                     self._deliver(before)
-                    self._start(self._schedule(time.perf_counter() if before is None else before.ended))
+                    # What a device waited for since its last round is part of the next; reading a prompt is not.
+                    waited = before is not None and not before.prompts
+                    self._start(self._schedule(before.ended if before and waited else time.perf_counter()))
             finally:
                 self._deliver(outcome)
             if self.executor.runs_ahead:
@@ -235,8 +237,9 @@ class Engine:
             sequence.fail(result.error)
             return
         if sequence.status is Status.PREFILL:
-            result.keep(0)  # all rows of the prompt that were read
-            sequence.counters.prefill_seconds += result.took
+            began = time.perf_counter()
+            result.keep(0)  # all rows of the prompt that were read; drafters read it too
+            sequence.counters.prefill_seconds += result.took + time.perf_counter() - began
             if not result.tokens:
                 return
             sequence.status = Status.RUNNING
