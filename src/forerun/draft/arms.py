@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.kernels.interface import WIDEST
 
@@ -65,18 +65,7 @@ LOOKUP = Arm(
     hint="use --draft off",
 )
 # A long match is an arm with a record of its own, which overrides what a neural drafter would say.
-LONG_LOOKUP = Arm(
-    "long lookup",
-    drafter="lookup",
-    deepest=MAX_DEPTH,
-    first_depth=4,
-    adapts=True,
-    step_cost=0.02,
-    at_once=True,
-    acceptance=0.9,
-    hint="use --draft off",
-    evidence=5,
-)
+LONG_LOOKUP = replace(LOOKUP, name="long lookup", acceptance=0.9, evidence=5)
 ARMS = {arm.name: arm for arm in (MTP, MODEL, LOOKUP, LONG_LOOKUP)}
 SERVED = {MTP.drafter: (MTP,), MODEL.drafter: (MODEL,), LOOKUP.drafter: (LOOKUP, LONG_LOOKUP)}  # by drafter
 DRAFT_CHOICES = ("auto", "off", LOOKUP.drafter, MTP.drafter, MODEL.drafter)

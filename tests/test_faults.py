@@ -1,0 +1,86 @@
+"""What fails, fails alone: its own request ends with the error, the others get their answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import NoText, decoder, engine, finish, request, run
+from tiny import tiny_model
+
+from forerun.engine.host import HostExecutor
+from forerun.models.layers.decoder import Decoder
+
+WISHES = [request([5 + n, 6, 7, 8] * 6, max_tokens=12, draft="lookup") for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return decoder(tiny_model(tmp_path_factory.mktemp("m"), "llama", num_hidden_layers=1), quantize=False)
+
+
+@pytest.fixture(scope="module")
+def alone(target: Decoder) -> list[list[int]]:
+    return [run(engine(target), wish)[0].answer for wish in WISHES]
+
+
+class Silent(NoText):
+    """A sink that fails at its third token."""
+
+    left = 2
+
+    def push(self, token: int) -> tuple[str, bool]:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("nobody reads")
+        return super().push(token)
+
+
+def test_a_sink(target: Decoder, alone: list[list[int]]) -> None:
+    machine = engine(target)
+    sequences = [machine.submit(wish, Silent() if n == 1 else NoText()) for n, wish in enumerate(WISHES)]
+    finish(machine, sequences)
+    assert isinstance(sequences[1].error, OSError) and sequences[1].answer == alone[1][:3]
+    assert [sequences[0].answer, sequences[2].answer] == [alone[0], alone[2]]
+    assert [s.error for s in sequences[::2]] == [None, None]
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+def test_a_pass(target: Decoder, alone: list[list[int]], prompt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cannot be computed fails, in its prompt or in a round with others; nobody is asked for it again."""
+    machine = engine(target)
+    assert isinstance(machine.executor, HostExecutor)
+    usual, raised = machine.executor.target.forward, []
+    sequences = [machine.submit(wish, NoText()) for wish in WISHES]
+
+    def forward(batch: Any) -> Any:
+        mine = sequences[1].cache.pages[:1] if prompt or len(sequences[1].answer) > 3 else []
+        if batch.prefill == prompt and mine and mine[0] in batch.rows.block_tables[0][:, 0].tolist():
+            raised.append(len(batch.tokens))
+            raise RuntimeError("no pass")
+        return usual(batch)
+
+    monkeypatch.setattr(machine.executor.target, "forward", forward)
+    finish(machine, sequences)
+    assert raised and isinstance(sequences[1].error, RuntimeError)
+    assert sequences[1].answer == alone[1][: len(sequences[1].answer)]
+    assert [sequences[0].answer, sequences[2].answer] == [alone[0], alone[2]]
+    assert len(raised) <= 3  # the batch, and that one alone
+
+
+def test_the_error_is_raised_where_its_answer_is_read(tmp_path: Path) -> None:
+    import forerun
+
+    model = forerun.load(str(tiny_model(tmp_path, "llama", num_hidden_layers=1)), dtype="float32")
+    good, bad = (forerun.stream(model, text, max_tokens=8, draft="off", raw=True) for text in ("a b c", "d e f"))
+
+    def push(token: int) -> tuple[str, bool]:
+        raise OSError("nobody reads")
+
+    bad.sequence.sink.push = push  # type: ignore[method-assign]
+    assert len([chunk for chunk in good if chunk.token is not None]) == 8
+    with pytest.raises(OSError, match="nobody reads"):
+        next(bad)
+    for answer in (good, bad):
+        answer.close()
