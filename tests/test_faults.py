@@ -69,6 +69,22 @@ def test_a_pass(target: Decoder, alone: list[list[int]], prompt: bool, monkeypat
     assert len(raised) <= 3  # the batch, and that one alone
 
 
+def test_keeping_rows(target: Decoder, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever steps does not get the exception of another's cache."""
+    machine = engine(target)
+    sequences = [machine.submit(wish, NoText()) for wish in WISHES]
+    while len(sequences[1].answer) < 3:
+        machine.step()
+
+    def commit(count: int) -> None:
+        raise RuntimeError("no rows")
+
+    monkeypatch.setattr(sequences[1].cache, "commit", commit)
+    finish(machine, sequences)
+    assert isinstance(sequences[1].error, RuntimeError)
+    assert [sequences[0].answer, sequences[2].answer] == [alone[0], alone[2]]
+
+
 def test_the_error_is_raised_where_its_answer_is_read(tmp_path: Path) -> None:
     import forerun
 

@@ -117,3 +117,47 @@ def test_an_inbox_that_is_full_refuses(target: Decoder) -> None:
             thread.call(lambda: None)
     going.set()
     thread.close()
+
+
+def test_whoever_unpauses_looks_when_it_is_inside(target: Decoder) -> None:
+    """Another thread may have released the sequence while this one waited for its turn."""
+    machine = engine(target)
+    sequence = machine.submit(request([5, 6, 7], max_tokens=12), NoText())
+    while len(sequence.answer) < 3:
+        machine.step()
+    machine.pause(sequence)
+    with machine.owner:
+        waiting = threading.Thread(target=machine.unpause, args=(sequence,))
+        waiting.start()
+        waiting.join(0.1)
+        machine.release(sequence)
+    waiting.join()
+    assert sequence.status is Status.FINISHED and machine.scheduler.idle
+
+
+def test_commands_that_come_while_it_closes_are_refused(target: Decoder) -> None:
+    going, thread = threading.Event(), EngineThread(engine(target), lambda: None)
+    first = thread.call(lambda: going.wait(30))
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    with pytest.raises(forerun.ForerunError, match="closed"):
+        for _ in range(1000):
+            thread.call(lambda: None)
+    going.set()
+    closing.join()
+    assert first.result()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_answers_whoever_waits(target: Decoder) -> None:
+    machine, going = engine(target), threading.Event()
+    thread = EngineThread(machine, lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    submitted = thread.call(lambda: (machine.submit(request([5, 6, 7]), NoText()), going.wait(30)))
+    others = [thread.call(lambda: None) for _ in range(3)]
+    going.set()
+    submitted.result()
+    thread._thread.join(30)
+    assert all(future.done() for future in others)
+    with pytest.raises(forerun.ForerunError, match="closed"):
+        thread.call(lambda: None)
+    thread.close()

@@ -87,7 +87,7 @@ def test_ended_sequences_are_given_up_where_host_memory_is_full(tmp_path: Path) 
     ended = [machine.submit(request([5 + n] * 9, max_tokens=4), NoText()) for n in range(5)]
     finish(machine, ended)
     assert [s.given_up for s in ended].count(True) >= 1 and any(s.cache.parked is not None for s in ended)
-    with pytest.raises(ForerunError, match="went to others"):
+    with pytest.raises(ForerunError, match="its memory went to others"):
         machine.resume(next(s for s in ended if s.given_up), 4)
     kept = next(s for s in ended if s.cache.parked is not None)
     machine.resume(kept, 4)
@@ -96,3 +96,46 @@ def test_ended_sequences_are_given_up_where_host_memory_is_full(tmp_path: Path) 
     for sequence in ended:
         machine.release(sequence)
     machine.pool.check([])
+
+
+def test_a_sequence_that_held_all_pages_comes_back(tmp_path: Path) -> None:
+    """Moved to host memory for another, it needs no more than there are; nobody waits for ever behind it."""
+    model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
+    machine = engine(model, pages=12)
+    large = machine.submit(request([5, 6, 7, 8, 9], max_tokens=None), NoText())
+    while len(large.answer) < 3:
+        machine.step()
+    machine.pause(large)
+    run_beside = machine.submit(request([40, 41, 42], max_tokens=4), NoText())
+    finish(machine, [run_beside])
+    machine.release(run_beside)
+    assert large.cache.parked is not None
+    machine.unpause(large)
+    behind = machine.submit(request([40, 41, 42], max_tokens=4), NoText())
+    while len(large.answer) < 6:
+        machine.step()
+    machine.cancel(large)
+    finish(machine, [behind])
+
+
+def test_a_released_sequence_cannot_be_continued(tmp_path: Path) -> None:
+    machine = engine(decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False))
+    (gone,) = run(machine, request([5, 6, 7], max_tokens=4))
+    with pytest.raises(ForerunError, match="closed"):
+        machine.resume(gone, 4)
+
+
+def test_a_prompt_that_is_being_read_can_be_paused(tmp_path: Path) -> None:
+    machine = engine(decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False))
+    wish = request([(7 * n) % 200 + 5 for n in range(40)], max_tokens=4)
+    (plain,) = run(machine, wish)
+    paused = machine.submit(wish, NoText())
+    machine.step()
+    machine.pause(paused)
+    read = paused.cache.length
+    for _ in range(4):
+        machine.step()
+    assert paused.cache.length == read < 40
+    machine.unpause(paused)
+    finish(machine, [paused])
+    assert paused.answer == plain.answer

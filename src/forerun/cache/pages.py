@@ -185,9 +185,10 @@ class SequenceCache:
         """The block table of the first group. All are of the same length."""
         return self.blocks[0]
 
-    def still_holds(self, pages: list[int]) -> bool:
-        """Are these, once the beginning of `pages`, where they were? Holes may have come."""
-        return all(now in (before, HOLE) for now, before in zip(self.pages, pages, strict=False))
+    def still_holds(self, blocks: list[list[int]]) -> bool:
+        """Are these, once the beginning of every group's block table, where they were? Holes may have come."""
+        pairs = (pair for both in zip(self.blocks, blocks, strict=True) for pair in zip(*both, strict=False))
+        return all(now in (before, HOLE) for now, before in pairs)
 
     def missing(self, tokens: int) -> int:
         """Pages still to be taken in each group before `tokens` fit."""

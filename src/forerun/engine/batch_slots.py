@@ -30,10 +30,15 @@ class Occupant:
     """Who sits in a batch slot, and what the slot knows of it."""
 
     sequence: Sequence
-    pages: list[int]
+    blocks: list[list[int]]  # its block tables, by page group
     recurrent: int | None
     held: int = 0  # drafts for the next round that the device has made
     stale: bool = False  # the slot is not where the host is: tokens were dropped
+
+    @property
+    def pages(self) -> int:
+        """How many it holds in each group."""
+        return len(self.blocks[0])
 
 
 class BatchSlots:
@@ -97,7 +102,7 @@ class BatchSlots:
                 self._edits.clear(slot)
         for slot, sequence in joining.items():
             params, cache = sequence.request.sampling, sequence.cache
-            self.occupants[slot] = Occupant(sequence, list(cache.pages), cache.slot)
+            self.occupants[slot] = Occupant(sequence, [list(held) for held in cache.blocks], cache.slot)
             put["new"][slot], put["pending"][slot], put["position"][slot] = 1, sequence.pending, cache.length
             asked["live"][slot] = 1
             asked["recurrent"][slot] = self.pool.spare_slot if cache.slot is None else cache.slot
@@ -131,7 +136,7 @@ class BatchSlots:
     def add_pages(self, slot: int) -> None:
         """A sequence got more pages; its drafts stay."""
         occupant = self.occupants[slot]
-        occupant.pages = list(occupant.sequence.cache.pages)
+        occupant.blocks = [list(held) for held in occupant.sequence.cache.blocks]
         self._turn_pages(slot, occupant.sequence.cache)
         self._asked.send()
 

@@ -112,7 +112,7 @@ class DeviceExecutor:
                 beside = self.host.run(rest, time.perf_counter() if under_way or prompts else plan.began)
             beside.prompts = prompts
         except BaseException as error:
-            self._abandon(ours, error)
+            self._abandon(plan.turns, error)
             raise
         return DeviceTicket(plan, under_way, beside)
 
@@ -243,7 +243,7 @@ class DeviceExecutor:
             if self._uploads(turn):
                 given[slot] = turn.draft.tokens
                 held = len(turn.draft.tokens)
-            elif held and turn.sequence.cache.length + 1 + held > len(occupant.pages) * self.pool.page:
+            elif held and turn.sequence.cache.length + 1 + held > occupant.pages * self.pool.page:
                 given[slot], held = [], 0
             drafted.append(held)
         if any(occupant.held > shape.width - 1 for occupant in self.slots.occupants.values()):
@@ -295,7 +295,7 @@ class DeviceExecutor:
         accepted = line[width]
         if accepted < 0 or line[-1]:
             return False
-        room = len(self.slots.occupants[under_way.slots[index]].pages) * self.pool.page
+        room = self.slots.occupants[under_way.slots[index]].pages * self.pool.page
         if turn.sequence.cache.length + accepted + 1 + width > room:
             return False
         return again(index, turn, line[: accepted + 1], under_way.drafted[index])

@@ -205,10 +205,11 @@ class Engine:
         """The only place that emits, counts, learns costs and teaches policies."""
         if outcome is None:
             return
-        left = deque([*outcome.prompts, *outcome.results])
+        left, taken = deque([*outcome.prompts, *outcome.results]), []
         try:
             while left:
-                self._take(left[0])
+                if self._take(left[0]):
+                    taken.append(left[0])
                 left.popleft()
         except BaseException as error:
             for index, result in enumerate(left):
@@ -220,7 +221,7 @@ class Engine:
         for costs, measured in outcome.times if outcome.typical else ():
             measured.seconds += more
             costs.learn_round(measured)
-        for result in outcome.results:
+        for result in taken:
             sequence = result.turn.sequence
             sequence.counters.spend(result.took + more, result.drafting)
             if outcome.typical and result.tokens:
@@ -228,34 +229,40 @@ class Engine:
                 sequence.policy.learn(result.turn.decision, result.drafted, result.accepted, seconds)
         self._watch.judge()
 
-    def _take(self, result: Result) -> None:
-        """Emit what one sequence got; keep just the rows of tokens that were emitted before the last."""
+    def _take(self, result: Result) -> bool:
+        """Emit what one sequence got; keep just the rows of tokens that were emitted before the last.
+
+        True where it took part in a round. Whatever fails here, a sink above all, its sequence fails alone.
+        """
         sequence, emitted = result.turn.sequence, 0
         if sequence.status not in (Status.RUNNING, Status.PREFILL):
-            return  # it ended while the round was under way
+            return False  # it ended while the round was under way
         if result.error is not None:
             sequence.fail(result.error)
-            return
-        if sequence.status is Status.PREFILL:
-            began = time.perf_counter()
-            result.keep(0)  # all rows of the prompt that were read; drafters read it too
-            sequence.counters.prefill_seconds += result.took + time.perf_counter() - began
-            if not result.tokens:
-                return
-            sequence.status = Status.RUNNING
+            return not result.prompt
         try:
+            if result.prompt:
+                began = time.perf_counter()
+                result.keep(0)  # all rows of the prompt that were read; drafters read it too
+                sequence.counters.prefill_seconds += result.took + time.perf_counter() - began
+                if result.tokens:
+                    sequence.status = Status.RUNNING
             for token in result.tokens:
                 emitted += 1
                 if sequence.emit(token, from_draft=emitted <= result.accepted):
                     break
-        except Exception as error:  # noqa: BLE001 - a sink may fail; its sequence fails alone
+        except Exception as error:  # noqa: BLE001 - see above
             sequence.fail(error)
         if result.prompt:
-            return
-        result.keep(emitted)
+            return False
+        try:
+            result.keep(emitted)
+        except Exception as error:  # noqa: BLE001 - see above
+            sequence.fail(error)
         result.accepted = min(result.accepted, emitted)
         if result.tokens:
             sequence.counters.count(result.turn.decision.arm, result.drafted, result.accepted)
+        return True
 
     def submit(self, request: Request, sink: TextSink) -> Sequence:
         """Queue a request. One that can never run is refused here, with the reason."""
@@ -322,7 +329,9 @@ class Engine:
             if sequence.finish_reason not in ("cancelled", "length"):
                 raise ForerunError(f"a sequence that ended with {sequence.finish_reason!r} cannot be continued")
             if sequence.given_up:
-                raise ForerunError("the memory of this sequence went to others since it ended: ask again from its text")
+                raise ForerunError(
+                    "this sequence was closed, or its memory went to others since it ended: ask again from its text"
+                )
             if max_tokens is not None:
                 sequence.limit = min(self.context, len(sequence.tokens) + max_tokens)
             if sequence.remaining <= 0:
@@ -334,13 +343,13 @@ class Engine:
         """Leave a sequence out of the rounds until `unpause`."""
         with interrupts_held(), self.owner:
             self.settle()
-            if sequence.status is Status.RUNNING:
+            if sequence.status in (Status.RUNNING, Status.PREFILL, Status.PARKED):
                 sequence.status = Status.PAUSED
 
     def unpause(self, sequence: Sequence) -> None:
         """Let a paused sequence take part again."""
-        if sequence.status is Status.PAUSED:
-            with interrupts_held(), self.owner:
+        with interrupts_held(), self.owner:
+            if sequence.status is Status.PAUSED:
                 self.scheduler.take_back(sequence)
 
     def release(self, sequence: Sequence) -> None:

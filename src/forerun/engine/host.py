@@ -138,7 +138,8 @@ class HostExecutor:
         for turn, (accepted, final) in zip(turns, checked, strict=True):
             drafts = turn.draft.tokens
             keep = partial(self._keep, turn, output)
-            results.append(Result(turn, [*drafts[:accepted], final], accepted, len(drafts), keep))
+            tokens = [*drafts[:accepted], final]
+            results.append(Result(turn, tokens, accepted, len(drafts), keep, advanced=not self.restartable))
         return results
 
     def _check(self, turns: list[Turn], output: Output) -> list[tuple[int, int]]:

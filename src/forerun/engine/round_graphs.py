@@ -174,6 +174,8 @@ class RoundGraphs:
         accept(tokens, work.chosen, bad, slots.drafted[:count], slots.live[:count], *moved, *state)
         if edits is not None:
             remember(work.chosen, work.accepted, slots.live[:count], edits)
+        if not shape.followed:
+            slots.drafted[:count].zero_()  # drafts of the host are for one round; a device half sets its own
         return result
 
     def _follow(self, shape: Shape, work: Work) -> Tensor:

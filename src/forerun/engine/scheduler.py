@@ -49,7 +49,7 @@ class Scheduler:
                 if self._busy() >= self.max_sequences:
                     return  # nobody may overtake it
                 if sequence.cache.parked is not None:
-                    if not self._reclaim(sequence.cache.parked_pages + 1, slots=1):
+                    if not self._reclaim(min(sequence.cache.parked_pages + 1, self.pool.count), slots=1):
                         return
                     sequence.cache.unpark()
                 sequence.status = sequence.resumed_status
@@ -119,6 +119,7 @@ class Scheduler:
         if sequence in self.active:
             self.active.remove(sequence)
         sequence.cache.release()
+        sequence.given_up = True
 
     @property
     def idle(self) -> bool:

@@ -109,7 +109,7 @@ class Sequence:
     counters: Counters = field(default_factory=Counters)
     warnings: list[str] = field(default_factory=list)
     error: Exception | None = None
-    given_up: bool = False  # it had ended and its pages went to others: it cannot be continued
+    given_up: bool = False  # its pages were given back: it cannot be continued
     arms: list[str] = field(default_factory=list)  # drafters it may use
     told: dict[str, int] = field(default_factory=dict)  # tokens each of them has observed; those not in it are not open
 

@@ -50,9 +50,9 @@ class SlotAssignment:
         """Tell a slot of pages that its sequence got. False when the sequence was moved."""
         one = self.slots.occupants[slot]
         cache = one.sequence.cache
-        if cache.slot != one.recurrent or not cache.still_holds(one.pages):
+        if cache.slot != one.recurrent or not cache.still_holds(one.blocks):
             return False  # it was parked and came back elsewhere
-        if len(cache.pages) > len(one.pages):
+        if len(cache.pages) > one.pages:
             self.slots.add_pages(slot)
             half = self.half
             if half is not None and half.follows(slot):
