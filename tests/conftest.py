@@ -31,3 +31,12 @@ def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     home = tmp_path_factory.mktemp("home")
     (home / "gguf").symlink_to(converted)
     os.environ["FORERUN_HOME"] = str(home)
+
+
+@pytest.fixture
+def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of whole rounds: the interpreter runs one program after another."""
+    from forerun.kernels.gpu import attention
+
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(attention, "splits", lambda layout: 2)

@@ -29,7 +29,7 @@ from forerun.engine.graphs import GraphedTarget
 from forerun.engine.lookahead import Wish
 from forerun.engine.probe import probe
 from forerun.kernels.cuda import CudaKernels
-from forerun.kernels.gpu import attention, filtering
+from forerun.kernels.gpu import filtering
 from forerun.loading import graphed
 from forerun.models.families import build
 from forerun.policy.controller import Controller
@@ -38,14 +38,11 @@ from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 
 # Rows that nobody looks at may overflow; the interpreter says so.
-pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)")]
-
-
-@pytest.fixture(autouse=True)
-def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter is slow."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(attention, "splits", lambda layout: 2)
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.usefixtures("fewer_programs"),
+    pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -15,18 +15,14 @@ from forerun.cache.pages import SequenceCache
 from forerun.engine.engine import Engine
 from forerun.engine.graphs import GraphedTarget
 from forerun.engine.host import HostExecutor
-from forerun.kernels.gpu import attention
 from forerun.models.layers.rows import make_pass
 
 # Rows that nobody looks at may overflow; the interpreter says so.
-pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)")]
-
-
-@pytest.fixture(autouse=True)
-def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter is slow."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(attention, "splits", lambda layout: 2)
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.usefixtures("fewer_programs"),
+    pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)"),
+]
 
 
 @SLOW

@@ -33,7 +33,6 @@ from forerun.engine.plan import Plan, Result
 from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up
 from forerun.kernels.cuda import CudaKernels
-from forerun.kernels.gpu import attention
 from forerun.loading import attach_head, graphed
 from forerun.models.families import build
 from forerun.policy.controller import Controller
@@ -43,14 +42,11 @@ from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 
 # Rows that nobody looks at may overflow; the interpreter says so.
-pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)")]
-
-
-@pytest.fixture(autouse=True)
-def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter is slow."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(attention, "splits", lambda layout: 2)
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.usefixtures("fewer_programs"),
+    pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)"),
+]
 
 
 @pytest.fixture(scope="module")

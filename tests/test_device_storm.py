@@ -11,17 +11,12 @@ from device_engines import DEVICE, SLOW, device_engine, tiny_folder, tiny_head
 from storm import Storm, random_visit
 from tiny_qwen import random_model, save_model
 
-from forerun.kernels.gpu import attention
-
-pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)")]
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.usefixtures("fewer_programs"),
+    pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)"),
+]
 ARMS, FAULTS = ["off", "lookup", "mtp", "auto"], ["open", "feed", "observe", "ready", "close", "propose", "sink"]
-
-
-@pytest.fixture(autouse=True)
-def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter is slow."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(attention, "splits", lambda layout: 2)
 
 
 @pytest.mark.parametrize("count", [pytest.param(200 if DEVICE.type == "cuda" else 40, marks=SLOW), 6])

@@ -6,24 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_engines import DEVICE, PROMPTS, answers, device_engine, tiny_folder
+from device_engines import PROMPTS, answers, device_engine, tiny_folder
 from engines import NoText, Scripted, finish, request
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.engine import scheduler
-from forerun.kernels.gpu import attention
 from forerun.kernels.interface import AttentionSpec, HeadLayout
 from forerun.policy.decision import PLAIN, Decision
 from forerun.policy.depth import DepthPolicy
 
-pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)")]
-
-
-@pytest.fixture(autouse=True)
-def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter is slow."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(attention, "splits", lambda layout: 2)
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.usefixtures("fewer_programs"),
+    pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)"),
+]
 
 
 class Told(DepthPolicy):
