@@ -27,6 +27,8 @@ class Request:
     draft_tokens: int | None = None  # None: the engine decides
     accept: AcceptChoice = "coupled"
     kind: str = ""  # of work, as `policy/kinds.py` guesses it
+    logprobs: int | None = None  # None: none; 0: of the tokens chosen; k: of the k likeliest as well
+    prompt_logprobs: bool = False  # of the prompt's tokens too, as many as `logprobs` says
 
     def __post_init__(self) -> None:
         if not self.prompt:

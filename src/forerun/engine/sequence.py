@@ -10,6 +10,7 @@ from typing import Protocol
 from forerun.cache.pages import SequenceCache
 from forerun.engine.request import Request
 from forerun.policy.decision import Policy
+from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
 
@@ -37,12 +38,23 @@ class TextSink(Protocol):
 
 
 @dataclass(slots=True)
+class Logprob:
+    """How likely the target itself finds a token: of its logits as they are, before anything edits or cools them."""
+
+    value: float
+    top: list[tuple[int, float]] = field(default_factory=list)  # the likeliest tokens, ties by the lower id
+
+
+@dataclass(slots=True)
 class Emission:
     """One token handed to the owner of a sequence."""
 
     token: int
     text: str
     from_draft: bool
+    arm: str = ""  # that drafted it; empty where the model itself chose it
+    round: int = 0  # the target pass it came out of; 0: that of the prompt
+    logprob: Logprob | None = None  # where the request asks for them
 
 
 @dataclass(slots=True)
@@ -110,6 +122,8 @@ class Sequence:
     warnings: list[str] = field(default_factory=list)
     error: Exception | None = None
     given_up: bool = False  # its pages were given back: it cannot be continued
+    constraint: Constraint | None = None  # what may come next
+    prompt_logprobs: list[Logprob] = field(default_factory=list)  # of every prompt token after the first, if asked for
     arms: list[str] = field(default_factory=list)  # drafters it may use
     told: dict[str, int] = field(default_factory=dict)  # tokens each of them has observed; those not in it are not open
 

@@ -1,0 +1,34 @@
+"""What may come next in one answer: grammars, thinking budgets, a least number of tokens. All decide by masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Masks = npt.NDArray[np.int32]  # [rows, ⌈vocab / 32⌉]: bit t % 32 of word t // 32 is set where token t is allowed
+
+
+class Constraint(Protocol):
+    """The state of one answer; only committed tokens change it, so there is nothing to roll back."""
+
+    def legal(self, drafts: Sequence[int]) -> int:
+        """How many of the drafts, from the first on, may follow the committed tokens. Nothing is changed."""
+        ...
+
+    def masks(self, drafts: Sequence[int]) -> Masks | None:
+        """What each row allows: the first follows the committed tokens, the others one more draft each.
+
+        All drafts are legal. None: no row rules anything out. Nothing is changed.
+        """
+        ...
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens that must come next, whatever the model thinks; at most so many. They are drafts that cost nothing."""
+        ...
+
+    def commit(self, token: int) -> None:
+        """This token was emitted. A stop token is not: it ends the answer."""
+        ...

@@ -1,0 +1,37 @@
+"""Errors that a client gets: a status, one line, and the parameter that was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class ApiError(Exception):
+    """Turned into each dialect's own form by the routes."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        **facts: int,
+    ) -> None:
+        """`facts`: numbers beside the message, such as n_prompt_tokens and n_ctx."""
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers, self.facts = dict(headers or {}), facts
+
+    @property
+    def type(self) -> str:
+        """OpenAI's word for the kind of error."""
+        words = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+        if self.status == 503:
+            return "unavailable_error"
+        return words.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be served as it is."""
+    return ApiError(400, message, param=param, code=code)

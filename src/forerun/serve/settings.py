@@ -1,0 +1,43 @@
+"""Every setting of the server, declared once: flags, FORERUN_* variables, the config file and /props come of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _about(topic: str, help: str, **more: Any) -> dict[str, Any]:
+    return {"topic": topic, "help": help, **more}
+
+
+NETWORK, LIMITS, ENGINE = "Network", "Limits", "Engine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """What `forerun serve` can be told, beside the model's own options."""
+
+    host: str = field(default="127.0.0.1", metadata=_about(NETWORK, "Address to listen on."))
+    port: int = field(default=8000, metadata=_about(NETWORK, "Port to listen on; 0: any free one."))
+    api_key: str | None = field(
+        default=None, metadata=_about(NETWORK, "Key that clients must send; needed for other addresses.", secret=True)
+    )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(), metadata=_about(NETWORK, "Host names that browsers may use, beside the address itself.")
+    )
+    allowed_origins: tuple[str, ...] = field(
+        default=(), metadata=_about(NETWORK, "Web pages that may call the server (CORS); default: its own only.")
+    )
+    served_name: str | None = field(default=None, metadata=_about(NETWORK, "Name of the model for clients."))
+    page: bool = field(default=True, metadata=_about(NETWORK, "Serve the web page."))
+    max_running: int = field(default=64, metadata=_about(ENGINE, "Answers in the making at once."))
+    max_queue: int = field(default=256, metadata=_about(LIMITS, "Answers that may wait; more get 429."))
+    queue_timeout: float = field(default=120.0, metadata=_about(LIMITS, "Seconds a request may wait for its turn."))
+    request_timeout: float = field(default=3600.0, metadata=_about(LIMITS, "Seconds a request may take in all."))
+    max_body: int = field(default=32 << 20, metadata=_about(LIMITS, "Bytes of a request body."))
+    max_choices: int = field(default=16, metadata=_about(LIMITS, "Largest n."))
+    max_stops: int = field(default=16, metadata=_about(LIMITS, "Stop strings of a request."))
+    max_schema: int = field(default=64 << 10, metadata=_about(LIMITS, "Characters of a JSON schema or grammar."))
+    template_timeout: float = field(default=5.0, metadata=_about(LIMITS, "Seconds to render a chat template."))
+    drain_timeout: float = field(default=30.0, metadata=_about(LIMITS, "Seconds to finish answers at the end."))
+    ping: float = field(default=15.0, metadata=_about(NETWORK, "Seconds between pings in a silent stream."))
