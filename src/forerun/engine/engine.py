@@ -30,6 +30,7 @@ from forerun.policy.controller import Controller
 from forerun.policy.costs import CostTable
 from forerun.policy.decision import PLAIN, Decision, Policy
 from forerun.policy.depth import DepthPolicy
+from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
 CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
@@ -249,7 +250,7 @@ class Engine:
                     sequence.status = Status.RUNNING
             for token in result.tokens:
                 emitted += 1
-                if sequence.emit(token, from_draft=emitted <= result.accepted):
+                if sequence.emit(token, emitted <= result.accepted, result.turn.decision.arm):
                     break
         except Exception as error:  # noqa: BLE001 - see above
             sequence.fail(error)
@@ -264,14 +265,20 @@ class Engine:
             sequence.counters.count(result.turn.decision.arm, result.drafted, result.accepted)
         return True
 
-    def submit(self, request: Request, sink: TextSink) -> Sequence:
-        """Queue a request. One that can never run is refused here, with the reason."""
+    def check(self, request: Request) -> None:
+        """Refuse a request that can never run, with the reason. Any thread may ask."""
         prompt = len(request.prompt)
         if prompt >= self.context:
             more = " or raise max context" if self.context < self.model.config.context else ""
             raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
+        self._arms(request)
+        self.scheduler.check(request)
+
+    def submit(self, request: Request, sink: TextSink, constraint: Constraint | None = None) -> Sequence:
+        """Queue a request. One that can never run is refused here, with the reason."""
+        self.check(request)
+        prompt, arms = len(request.prompt), self._arms(request)
         limit = self.context if request.max_tokens is None else min(self.context, prompt + request.max_tokens)
-        arms = self._arms(request)
         with self.owner:
             sequence = Sequence(
                 id=next(self._ids),
@@ -283,6 +290,7 @@ class Engine:
                 limit=limit,
                 tokens=list(request.prompt),
                 arms=arms,
+                constraint=constraint,
             )
             if request.draft == "auto" and request.draft_tokens is None:
                 sequence.policy = self._controller(sequence)

@@ -55,6 +55,7 @@ class EngineState:
     accepted_share: float | None = None  # of drafts, lately
     tokens_per_round: float | None = None
     arms: dict[str, int] = field(default_factory=dict)  # rounds of each arm since the start
+    warnings: Sequence[str] = ()  # what whoever runs the server should know: a drafter that is never right
 
 
 class EngineClient(Protocol):
