@@ -195,21 +195,3 @@ def test_special_tokens_give_no_text_and_do_not_cut_a_character() -> None:
 def test_ids_without_a_token_give_no_text() -> None:
     assert pieces_of(BYTES, [len(BYTES) + 5]) == ["", ""]
     assert pieces_of(PIECES["llama"], [len(PIECES["llama"]) + 5]) == ["", ""]
-
-
-@pytest.mark.parametrize("tokenizer", [BYTES, BYTES_IN_SEQUENCE, *PIECES.values()])
-def test_special_tokens_may_be_made_visible(tokenizer: Any) -> None:
-    """Parsers look for marks in the text: those show as they are spelled, others stay hidden."""
-    mark, hidden = tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
-    word = encode(tokenizer, "ab")
-    detokenizer = Detokenizer(tokenizer, word, visible=[mark])
-    pieces = [detokenizer.push(token) for token in [hidden, mark, *word, mark, hidden]]
-    assert "".join(pieces).replace(" ", "") == "<s>ab<s>" and pieces[1] == "<s>"
-
-
-def test_a_visible_token_ends_an_unfinished_character() -> None:
-    first = encode(BYTES, "€")[0]
-    mark = BYTES.convert_tokens_to_ids("<s>")
-    detokenizer = Detokenizer(BYTES, [], visible=[mark])
-    assert [detokenizer.push(token) for token in (first, mark)] == ["", REPLACEMENT + "<s>"]
-    assert detokenizer.held() == ""

@@ -99,17 +99,3 @@ def test_bad_stops_are_refused(stops: Any) -> None:
 def test_bounds_are_inclusive() -> None:
     longest = "x" * MAX_STOP_LENGTH
     assert run(["y" + longest], [longest] * MAX_STOPS) == ("y", True)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.text("abc", max_size=6), max_size=8), st.lists(LETTERS, max_size=4))
-def test_a_stop_string_may_be_part_of_the_text(pieces: list[str], stops: list[str]) -> None:
-    """And which one it was is known either way."""
-    without, hit = run(pieces, stops)
-    filter_ = StopStrings(stops, include=True)
-    shown = "".join(filter_.push(piece)[0] for piece in pieces) + filter_.flush()
-    if hit:
-        assert filter_.found in stops and shown == without + str(filter_.found)
-        assert "".join(pieces).startswith(shown)
-    else:
-        assert filter_.found is None and shown == without

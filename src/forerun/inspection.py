@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.cache.pages import PagePool
-from forerun.device import free_memory
 from forerun.engine.probe import cancelling_rows
 from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import FloatMatrix, Matrix
@@ -90,27 +88,6 @@ def describe(loaded: LanguageModel) -> CheckReport:
         exactness_cost=exactness_cost(decoder),
         notes=notes,
     )
-
-
-def memory_plan(loaded: LanguageModel) -> list[str]:
-    """One line for each thing that takes memory, drafters by their names; printed when a server starts."""
-    engine, decoder = loaded.engine, loaded.engine.model
-    pool = engine.pool
-    lines = [
-        f"weights: {gib(decoder.weight_bytes)}, {loaded.machine.describe()} on {decoder.device}",
-        f"cache: {gib(pool.bytes)} for {pool.count * pool.page} tokens, {engine.context} in one context",
-    ]
-    for name, drafter in engine.drafters.by_name.items():
-        own: PagePool | None = getattr(drafter, "pool", None)
-        held = getattr(drafter, "weight_bytes", 0) + (0 if own is None else own.bytes)
-        lines.append(f"drafter {name}: {gib(held)}" if held else f"drafter {name}: no memory of its own")
-    lines += [f"no drafter {name}: {reason}" for name, reason in engine.unavailable.items()]
-    return [*lines, f"free: {gib(free_memory(decoder.device))}"]
-
-
-def gib(size: int) -> str:
-    """Bytes for people."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 // 10 else f"{size / 2**20:.1f} MiB"
 
 
 def count_parameters(decoder: Decoder) -> int:

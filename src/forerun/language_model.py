@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, cast
@@ -19,7 +19,7 @@ from forerun.errors import ForerunError
 from forerun.options import GenerationOptions
 from forerun.policy.cost_file import CostFile
 from forerun.policy.costs import CostTable
-from forerun.policy.kinds import LOOKED_AT, kind_of
+from forerun.policy.kinds import kind_of
 from forerun.progress import NullProgress, Progress
 from forerun.response import Chunk, Response
 from forerun.sample.language import language_bias
@@ -52,57 +52,27 @@ class LanguageModel:
     def start(self, prompt: Prompt, *, progress: Progress | None = None, **given: Any) -> Generation:
         """Queue a request; `given` are `GenerationOptions`."""
         options = GenerationOptions.of(given)
-        tokens = encode_prompt(self.tokenizer, prompt, options.system, options.raw)
-        request = self.request(tokens, options, text=self._text(prompt))
-        if request.draft == "auto" and (options.max_tokens is None or options.max_tokens >= WORTH_MEASURING):
-            with running_memory():
-                warm_up(self.engine, request.sampling.filtered, progress or NullProgress())
-        text = self.answer_text(request)
-        with interrupts_held():  # nobody else would release it
-            return Generation(self, self.engine.submit(request, text), text, progress or NullProgress())
-
-    def request(
-        self,
-        tokens: Sequence[int],
-        options: GenerationOptions,
-        *,
-        text: str | None = None,
-        choice: int = 0,
-        stop_ids: Collection[int] | None = None,
-        logprobs: int | None = None,
-        prompt_logprobs: bool = False,
-    ) -> Request:
-        """What the engine is asked for, every value checked. Nothing runs.
-
-        `text`: what the prompt says, where somebody has it. `choice`: which of several answers with the same seed.
-        `stop_ids`: tokens that end the answer, if not those of the model.
-        """
         sampling = options.sampling(language_bias(self.tokenizer, options.lang_bias) if options.lang_bias else None)
         sampling.check_vocabulary(self.engine.vocab)
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self.engine.vocab:
-            raise ForerunError(f"the prompt has token ids outside the vocabulary of {self.engine.vocab}")
-        kind = ""
-        if options.draft == "auto":
-            kind = kind_of(tokens, self.tokenizer.decode(tokens[-LOOKED_AT:]) if text is None else text)
-        return Request(
+        tokens = encode_prompt(self.tokenizer, prompt, options.system, options.raw)
+        draft = options.draft
+        request = Request(
             prompt=tuple(tokens),
-            sampling=replace(sampling, choice=choice),
+            sampling=sampling,
             max_tokens=options.max_tokens,
             stop_strings=options.stops,
-            stop_ids=self.stop_ids if stop_ids is None else frozenset(stop_ids),
-            draft=options.draft,
+            stop_ids=self.stop_ids,
+            draft=draft,
             draft_tokens=None if options.draft_tokens == "auto" else options.draft_tokens,
             accept=options.accept,
-            kind=kind,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+            kind=kind_of(tokens, self._text(prompt)) if draft == "auto" else "",
         )
-
-    def answer_text(self, request: Request, *, include_stop: bool = False, visible: Collection[int] = ()) -> AnswerText:
-        """Where the text of an answer grows; see there."""
-        return AnswerText(
-            self.tokenizer, request.prompt, request.stop_strings, include_stop=include_stop, visible=visible
-        )
+        if draft == "auto" and (options.max_tokens is None or options.max_tokens >= WORTH_MEASURING):
+            with running_memory():
+                warm_up(self.engine, sampling.filtered, progress or NullProgress())
+        text = AnswerText(self.tokenizer, tokens, options.stops)
+        with interrupts_held():  # nobody else would release it
+            return Generation(self, self.engine.submit(request, text), text, progress or NullProgress())
 
     def _text(self, prompt: Prompt) -> str:
         """What a prompt says, in whatever form it came."""

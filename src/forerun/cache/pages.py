@@ -103,13 +103,6 @@ class PagePool:
         return cls.for_model(shape, pages, page, dtype, device, slots, on_device) if pages >= 2 else None
 
     @property
-    def bytes(self) -> int:
-        """Of all pages and slots."""
-        pages = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
-        layers = () if self.states is None else self.states.layers
-        return pages + sum(layer.state.nbytes + layer.inputs.nbytes + layer.record.nbytes for layer in layers)
-
-    @property
     def spare_page(self) -> int:
         """Where a device writes what nobody keeps."""
         return self.count

@@ -52,11 +52,6 @@ class ModelDrafter:
         self.model, self.pool, self.vocab, self.chunk = model, pool, vocab, chunk
         self._states: dict[int, State] = {}
 
-    @property
-    def weight_bytes(self) -> int:
-        """For the memory plan."""
-        return self.model.weight_bytes
-
     def open(self, sequence_id: int, tokens: list[int]) -> None:
         self._states[sequence_id] = State(SequenceCache(self.pool), list(tokens))
 

@@ -82,11 +82,6 @@ class MtpDrafter:
         self._states: dict[int, State] = {}  # whoever was served last comes last
         self._held: set[int] = set()  # by a device: their pages stay where they are
 
-    @property
-    def weight_bytes(self) -> int:
-        """For the memory plan; what it shares with the target is the target's."""
-        return self.head.weight_bytes
-
     def open(self, sequence_id: int, tokens: list[int]) -> None:
         self._states[sequence_id] = State(SequenceCache(self.pool), list(tokens))
 

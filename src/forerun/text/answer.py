@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from forerun.text.detokenizer import Detokenizer
@@ -13,32 +13,15 @@ from forerun.text.stops import StopStrings
 class AnswerText:
     """Feed it tokens; it hands out text that is safe to show."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        prompt: Sequence[int],
-        stops: Sequence[str],
-        *,
-        include_stop: bool = False,
-        visible: Collection[int] = (),
-    ) -> None:
-        """`include_stop`: the stop string is part of the text. `visible`: special tokens that show as they are spelled.
-
-        Whoever looks for a mark such as `[TOOL_CALLS]` in the text needs to see it.
-        """
-        self._detokenizer = Detokenizer(tokenizer, prompt, visible)
-        self._stops = StopStrings(stops, include_stop)
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._stops = StopStrings(stops)
         self.stopped = False  # by a stop string
 
     def push(self, token: int) -> tuple[str, bool]:
         """Text that is safe to show now, and whether a stop string was completed."""
         text, self.stopped = self._stops.push(self._detokenizer.push(token))
         return text, self.stopped
-
-    @property
-    def stop(self) -> str | None:
-        """The stop string that ended it."""
-        return self._stops.found
 
     def flush(self) -> str:
         """What was held back, as the end of the answer shows it. It may still go on: then pushing shows it anew."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,14 +36,10 @@ class Detokenizer:
     held back at the end, `held` shows; the answer may go on after that as if nobody had looked.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = (), visible: Collection[int] = ()
-    ) -> None:
-        """`visible`: added tokens, special ones among them, that show as they are spelled."""
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = ()) -> None:
         backend = tokenizer.backend_tokenizer
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in added.items() if token.special)
-        self._visible = {index: str(added[index].content) for index in visible if index in added}
         decoders = _decoder_names(backend)
         self._text: _TextSource
         if decoders == ["ByteLevel"]:
@@ -55,9 +51,6 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The characters that this token completes; empty for special tokens and in the middle of a character."""
-        shown = self._visible.get(token)
-        if shown is not None:
-            return self._text.break_off() + shown
         return "" if token in self._special else self._text.push(token)
 
     def held(self) -> str:
@@ -69,10 +62,6 @@ class _TextSource(Protocol):
     def push(self, token: int) -> str: ...
 
     def held(self) -> str: ...
-
-    def break_off(self) -> str:
-        """What was held back; nothing that comes later belongs to it."""
-        ...
 
 
 class _Utf8:
@@ -114,9 +103,6 @@ class _ByteLevelText:
     def held(self) -> str:
         return self._utf8.held()
 
-    def break_off(self) -> str:
-        return self._utf8.flush()
-
     def _bytes_of(self, token: int) -> bytes:
         spelled: str = self._backend.id_to_token(token) or ""
         try:
@@ -150,9 +136,6 @@ class _ContextText:
 
     def held(self) -> str:
         return (self._fresh_text() if self._waiting else "") + self._utf8.held()
-
-    def break_off(self) -> str:
-        return self._show_waiting() + self._utf8.flush()
 
     def _fallback_byte(self, token: int) -> bytes | None:
         if not self._byte_fallback:

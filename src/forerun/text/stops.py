@@ -24,24 +24,22 @@ class StopStrings:
     ('</em> ', True)
     """
 
-    def __init__(self, stops: Sequence[str] = (), include: bool = False) -> None:
-        """`include`: the stop string itself is shown too."""
+    def __init__(self, stops: Sequence[str] = ()) -> None:
         self._matchers = [_Matcher(stop) for stop in _checked(stops)]
-        self._include = include
         self._held = ""
-        self.found: str | None = None  # the stop string that ended the text
+        self._hit = False
 
     def push(self, text: str) -> tuple[str, bool]:
         """Takes the next piece; returns the text that is safe to show now, and whether a stop string was found."""
-        if self.found is not None:
+        if self._hit:
             return "", True
         for index, character in enumerate(text):
             found = self._advance(character)
             if found:
+                self._hit = True
                 seen = self._held + text[: index + 1]
-                before, self.found = seen[: len(seen) - found], seen[len(seen) - found :]
                 self._held = ""
-                return seen if self._include else before, True
+                return seen[: len(seen) - found], True
         seen = self._held + text
         safe = len(seen) - max((matcher.matched for matcher in self._matchers), default=0)
         self._held = seen[safe:]

@@ -46,12 +46,6 @@ class MtpHead:
         assert isinstance(self.block.mixer, AttentionMixer)
         return self.block.mixer.spec.layout
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of its own matrices: an output matrix of the whole vocabulary is the target's."""
-        own = [*self.block.matrices(), self.fc, *([] if self.fuse_matrix is None else [self.fuse_matrix])]
-        return sum(matrix.bytes for matrix in (*own, *([] if self.vocabulary is None else [self.output])))
-
     def fuse(self, features: Tensor, prefill: bool) -> Tensor:
         """Features of the target [rows, (taps + 1) · hidden] → [rows, hidden]."""
         if self.fuse_matrix is None:
