@@ -246,11 +246,13 @@ class Engine:
                 began = time.perf_counter()
                 result.keep(0)  # all rows of the prompt that were read; drafters read it too
                 sequence.counters.prefill_seconds += result.took + time.perf_counter() - began
+                sequence.prompt_logprobs += result.prompt_logprobs
                 if result.tokens:
                     sequence.status = Status.RUNNING
+            arm, logprobs = result.turn.decision.arm, result.logprobs
             for token in result.tokens:
                 emitted += 1
-                if sequence.emit(token, emitted <= result.accepted, result.turn.decision.arm):
+                if sequence.emit(token, emitted <= result.accepted, arm, logprobs[emitted - 1] if logprobs else None):
                     break
         except Exception as error:  # noqa: BLE001 - see above
             sequence.fail(error)

@@ -152,7 +152,7 @@ class Sequence:
         """What it goes on with once it has its pages: its answer, or what is left of its prompt."""
         return Status.RUNNING if len(self.tokens) > self.prompt_length else Status.PREFILL
 
-    def emit(self, token: int, from_draft: bool, arm: str | None = None) -> bool:
+    def emit(self, token: int, from_draft: bool, arm: str | None = None, logprob: Logprob | None = None) -> bool:
         """Take one token that plain decoding would emit here. True when it was the last. `arm`: of the round."""
         if token in self.request.stop_ids:
             self.stop = token
@@ -163,7 +163,8 @@ class Sequence:
         self.history.append(token)
         text, stopped = self.sink.push(token)
         arm = arm if from_draft and arm else ""
-        self.emissions.append(Emission(token, text, from_draft, arm, 0 if first else self.counters.rounds + 1))
+        round = 0 if first else self.counters.rounds + 1
+        self.emissions.append(Emission(token, text, from_draft, arm, round, logprob))
         if stopped:
             self.finish("stop")
         elif self.remaining <= 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from forerun.engine.request import Request
-from forerun.engine.sequence import Emission, TextSink
+from forerun.engine.sequence import Emission, Logprob, TextSink
 from forerun.response import Response
 from forerun.sample.constraint import Constraint
 
@@ -35,6 +35,8 @@ class Ended:
 
 class Answer(Protocol):
     """Iterate: the emissions of one round at a time, then one `Ended`; a failure is raised, for this answer alone."""
+
+    prompt_logprobs: Sequence[Logprob]  # from the first item on, where `Request.prompt_logprobs` asks for them
 
     def __aiter__(self) -> AsyncIterator[Sequence[Emission] | Ended]: ...
 

@@ -93,7 +93,7 @@ class EngineRoom:
                 drafted += counters.drafted - before[1]
                 accepted += counters.accepted - before[2]
                 if live.first is None:
-                    live.first = now
+                    live.first, live.answer.prompt_logprobs = now, sequence.prompt_logprobs
                 live.latest = now
             last = self._last(live, sequence) if sequence.status is Status.FINISHED else None
             if emissions or last is not None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from forerun.engine.sequence import Emission
+from forerun.engine.sequence import Emission, Logprob
 from forerun.serve.engine_client import Ended
 
 MANY, FEW = 256, 64  # tokens that wait for a slow reader: its sequence pauses at many, and goes on at few
@@ -30,6 +30,7 @@ class LocalAnswer:
 
     def __init__(self, keeper: Keeper, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self.prompt_logprobs: Sequence[Logprob] = ()
         self._keeper = keeper
         self._items: deque[Sequence[Emission] | Ended] = deque()
         self._failure: Exception | None = None
