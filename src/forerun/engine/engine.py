@@ -17,6 +17,7 @@ from forerun.engine.drafters import Drafters
 from forerun.engine.host import HostExecutor
 from forerun.engine.interrupts import interrupts_held
 from forerun.engine.lookahead import Watch, Wish
+from forerun.engine.low_acceptance import LowAcceptance
 from forerun.engine.ownership import Ownership
 from forerun.engine.plan import Executor, Outcome, Plan, PromptChunk, Result, Ticket, Turn
 from forerun.engine.request import Request
@@ -62,7 +63,7 @@ class Engine:
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
         self.unavailable = dict(unavailable or {})
         self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
-        self.owner = Ownership(pool.device)
+        self.owner, self.low_acceptance = Ownership(pool.device), LowAcceptance()
         self.warm = False  # see `engine/warmup.py`
         self._ticket: Ticket | None = None  # the round under way
         self._repeats = 0  # rounds since the sequences or the way to run them changed
@@ -264,7 +265,10 @@ class Engine:
             sequence.fail(error)
         result.accepted = min(result.accepted, emitted)
         if result.tokens:
-            sequence.counters.count(result.turn.decision.arm, result.drafted, result.accepted)
+            decision = result.turn.decision
+            sequence.counters.count(decision.arm, result.drafted, result.accepted)
+            if result.drafted and decision.drafter is not None:
+                self.low_acceptance.note(decision.drafter, result.drafted, result.accepted)
         return True
 
     def check(self, request: Request) -> None:

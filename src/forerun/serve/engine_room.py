@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,8 +42,9 @@ class Live:
 class EngineRoom:
     """Runs on the engine's thread; other threads may look at `lives`, `blocked` and `tally`."""
 
-    def __init__(self, model: LanguageModel, tally: Tally) -> None:
-        self.model, self.engine, self.tally = model, model.engine, tally
+    def __init__(self, model: LanguageModel, tally: Tally, forget: Callable[[LocalAnswer], object]) -> None:
+        """`forget`: told of answers whose event loop is gone."""
+        self.model, self.engine, self.tally, self._forget = model, model.engine, tally, forget
         self.lives: dict[int, Live] = {}  # by sequence
         self.blocked = False  # does anybody wait for room?
 
@@ -131,9 +132,9 @@ class EngineRoom:
             try:
                 loop.call_soon_threadsafe(hand_out, entries)
             except RuntimeError:  # it is closed: nobody reads any more
-                readers = {id(answer) for answer, _, _ in entries}
-                for live in [live for live in self.lives.values() if id(live.answer) in readers]:
+                for live in [live for live in self.lives.values() if live.answer.loop is loop]:
                     self.release(live)
+                    self._forget(live.answer)
 
 
 def hand_out(entries: list[HandOver]) -> None:

@@ -66,7 +66,7 @@ class LocalEngine:
         """Serve a model that is loaded. From now on nobody else may use its engine."""
         assert self._thread is None, "one model"
         model.engine.scheduler.max_sequences = self.settings.max_running
-        self.model, self._room = model, EngineRoom(model, self.tally)
+        self.model, self._room = model, EngineRoom(model, self.tally, lambda gone: self._answers.pop(gone, None))
         self._thread = EngineThread(model.engine, self._room.delivered, died=self._died)
         self._status = "ready"
 
@@ -97,8 +97,9 @@ class LocalEngine:
 
     def _refuse_if_full(self, room: EngineRoom, more: int) -> None:
         """What finds a place in the rounds at once does not wait; where somebody waits for memory, nobody does."""
-        waiting = sum(live.begun is None for live in self._answers.values())
-        free = 0 if room.blocked else max(0, self.settings.max_running - (len(self._answers) - waiting))
+        lives = list(self._answers.values())
+        waiting = sum(live.begun is None for live in lives)
+        free = 0 if room.blocked else max(0, self.settings.max_running - (len(lives) - waiting))
         if waiting + more > self.settings.max_queue + free:
             seconds = self.tally.mean_seconds * max(1, waiting) / self.settings.max_running
             raise ApiError(
@@ -146,6 +147,7 @@ class LocalEngine:
             accepted_share=recent.accepted / recent.drafted if recent.drafted else None,
             tokens_per_round=1 + recent.accepted / recent.rounds if recent.rounds else None,
             arms=dict(totals.arms),
+            warnings=() if self.model is None else tuple(self.model.engine.low_acceptance.warnings),
         )
 
     async def drain(self, timeout: float) -> None:
