@@ -24,7 +24,7 @@ from forerun.serve.engine_room import EngineRoom, Live
 from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.local_answer import LocalAnswer
 from forerun.serve.settings import ServeSettings
-from forerun.serve.tally import Tally
+from forerun.serve.tally import Tally, Times, Totals
 
 log = logging.getLogger("forerun")
 Made = TypeVar("Made")
@@ -77,7 +77,7 @@ class LocalEngine:
             check(room.model, one.request)
         self._refuse_if_full(room, len(work))
         now, loop = time.perf_counter(), asyncio.get_running_loop()
-        lives = [Live(one, LocalAnswer(self, loop), now) for one in work]
+        lives = [Live(one, LocalAnswer(self, loop), Times(now)) for one in work]
         if not thread.post(partial(room.submit, lives)):
             raise unavailable("the engine has stopped")
         for live in lives:
@@ -98,7 +98,7 @@ class LocalEngine:
     def _refuse_if_full(self, room: EngineRoom, more: int) -> None:
         """What finds a place in the rounds at once does not wait; where somebody waits for memory, nobody does."""
         lives = list(self._answers.values())
-        waiting = sum(live.begun is None for live in lives)
+        waiting = sum(live.times.begun is None for live in lives)
         free = 0 if room.blocked else max(0, self.settings.max_running - (len(lives) - waiting))
         if waiting + more > self.settings.max_queue + free:
             seconds = self.tally.mean_seconds * max(1, waiting) / self.settings.max_running
@@ -110,7 +110,7 @@ class LocalEngine:
             )
 
     def _waited_too_long(self, live: Live) -> None:
-        if live.begun is None:
+        if live.times.begun is None:
             message = f"it waited {self.settings.queue_timeout:g} seconds for its turn: try again later"
             live.answer.fail(ApiError(503, message, code="queue_timeout", headers={"Retry-After": str(LONGEST_WAIT)}))
 
@@ -134,10 +134,10 @@ class LocalEngine:
 
     def state(self) -> EngineState:
         """As things are now; any thread may ask."""
-        lives, now = list(self._answers.values()), time.perf_counter()
-        waiting = sum(live.begun is None or is_parked(live) for live in lives)
+        now = time.perf_counter()
+        lives = [live for live in list(self._answers.values()) if not live.times.ended]
+        waiting = sum(live.times.begun is None or is_parked(live) for live in lives)
         recent, pool = self.tally.recent.sum(now), None if self.model is None else self.model.engine.pool
-        totals = self.tally.totals({} if self._room is None else self._room.lives)
         return EngineState(
             status=self._status,
             running=len(lives) - waiting,
@@ -146,9 +146,13 @@ class LocalEngine:
             tokens_per_second=recent.tokens / max(1.0, now - recent.began),
             accepted_share=recent.accepted / recent.drafted if recent.drafted else None,
             tokens_per_round=1 + recent.accepted / recent.rounds if recent.rounds else None,
-            arms=dict(totals.arms),
+            arms=dict(self.totals().arms),
             warnings=() if self.model is None else tuple(self.model.engine.low_acceptance.warnings),
         )
+
+    def totals(self) -> Totals:
+        """Of all answers since the start."""
+        return self.tally.totals({} if self._room is None else self._room.lives)
 
     async def drain(self, timeout: float) -> None:
         """Refuse what is new, let the others finish for so long, stop the rest, and end the thread."""
