@@ -38,6 +38,7 @@ class HostExecutor:
 
     runs_ahead = False
     uniform = False
+    batch_arm = None
 
     def __init__(self, target: Target, drafters: Drafters, costs: CostTable, restartable: bool = True) -> None:
         """`restartable`: a pass that failed half-way may be run again."""
@@ -62,7 +63,7 @@ class HostExecutor:
         assert isinstance(ticket, HostTicket)
         return ticket.outcome
 
-    def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:  # noqa: ARG002
+    def prepare(self, widest: int, filtered: bool, progress: Progress, batch: int = 1) -> list[RoundTime]:  # noqa: ARG002
         """It always is."""
         return []
 

@@ -25,6 +25,7 @@ class Turn:
     decision: Decision
     draft: Draft = field(default_factory=lambda: NOTHING)
     start: int = 0  # its first row in the pass
+    shared: bool = False  # the decision was made for the whole batch
 
     @property
     def width(self) -> int:
@@ -104,6 +105,11 @@ class Executor(Protocol):
     runs_ahead: bool  # a round goes on while the outcome of the one before is delivered
     uniform: bool  # all sequences of a pass have as many rows as the one with most
 
+    @property
+    def batch_arm(self) -> str | None:
+        """The arm that drafts for whole batches where rows are uniform; None: each sequence has its own."""
+        ...
+
     def costs_of(self, sequences: list[Sequence]) -> CostTable:
         """What rounds of such sequences cost."""
         ...
@@ -116,8 +122,11 @@ class Executor(Protocol):
         """Wait for it. Where `again` agrees to all its turns, the executor may start the same ones at once."""
         ...
 
-    def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:
-        """Get ready for whatever one sequence may want, at most `widest` rows; what rounds cost, where measured."""
+    def prepare(self, widest: int, filtered: bool, progress: Progress, batch: int = 1) -> list[RoundTime]:
+        """Get ready for whatever one sequence may want, at most `widest` rows, and for batches of up to so many.
+
+        Returns what rounds cost, where measured.
+        """
         ...
 
     def forget(self, sequence: Sequence) -> None:
