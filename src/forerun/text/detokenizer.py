@@ -40,7 +40,7 @@ class Detokenizer:
         backend = tokenizer.backend_tokenizer
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in added.items() if token.special)
-        decoders = _decoder_names(backend)
+        decoders = decoder_names(backend)
         self._text: _TextSource
         if decoders == ["ByteLevel"]:
             self._text = _ByteLevelText(backend)
@@ -94,7 +94,7 @@ class _ByteLevelText:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._byte_of = _byte_spelling()
+        self._byte_of = byte_spelling()
         self._utf8 = _Utf8(mark_every_byte=False)
 
     def push(self, token: int) -> str:
@@ -158,7 +158,7 @@ class _ContextText:
         return text
 
 
-def _decoder_names(backend: Any) -> list[str]:
+def decoder_names(backend: Any) -> list[str]:
     """The kinds of decoder in the tokenizer's decoding pipeline, in order."""
     if backend.decoder is None:
         return []
@@ -167,7 +167,7 @@ def _decoder_names(backend: Any) -> list[str]:
     return [step["type"] for step in steps]
 
 
-def _byte_spelling() -> dict[str, int]:
+def byte_spelling() -> dict[str, int]:
     """The byte-level alphabet: printable Latin-1 characters stand for themselves, the others for U+0100 onwards."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
