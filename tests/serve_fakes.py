@@ -114,13 +114,11 @@ class FakeAnswer:
 
 
 def loaded(engine: FakeEngine, **more: Any) -> LoadedModel:
-    return LoadedModel(
-        engine=engine, tokenizer=engine.tokenizer, context=CONTEXT, vocab=290, stop_ids=frozenset({0, END}), **more
-    )
+    return LoadedModel(tokenizer=engine.tokenizer, context=CONTEXT, vocab=290, stop_ids=frozenset({0, END}), **more)
 
 
 def app_for(engine: FakeEngine, settings: ServeSettings | None = None, **more: Any) -> Any:
-    return create_app(ModelService("tiny", ("org/tiny",), loaded(engine, **more)), settings or ServeSettings())
+    return create_app(ModelService("tiny", engine, ("org/tiny",), loaded(engine, **more)), settings or ServeSettings())
 
 
 @contextlib.contextmanager

@@ -27,49 +27,42 @@ class Choice:
     ended: Ended | None = None
 
     async def events(self) -> AsyncGenerator[Delta | Finished, None]:
+        """What it says, and that it is over."""
         async for item in self.answer:
             if isinstance(item, Ended):
                 self.ended = item
                 for delta in self.reader.end(item.tail):
                     yield delta
                 if item.reason == "cancelled":
-                    raise ApiError(503, "The answer was stopped: the server is shutting down.")
+                    break
                 yield self.reader.finished(item, self.sink.stop)
                 return
             for delta in self.reader.read(item):
                 yield delta
+        raise ApiError(503, "The answer was stopped before its end.")
 
 
 class Run:
     """A `ChatRun` over the engine's answers."""
 
-    def __init__(self, model: str, prompt_tokens: int, choices: Sequence[Choice], timeout: float) -> None:
-        """`timeout`: seconds it may take in all."""
+    def __init__(self, model: str, prompt_tokens: int, choices: Sequence[Choice]) -> None:
         self.id, self.created, self.model = uuid.uuid4().hex, int(time.time()), model
-        self.prompt_tokens = prompt_tokens
-        self.choices, self._timeout = choices, timeout
+        self.prompt_tokens, self.choices = prompt_tokens, choices
 
     async def __aiter__(self) -> AsyncIterator[ChatEvent]:
-        deadline = asyncio.get_running_loop().time() + self._timeout
         events = self.choices[0].events() if len(self.choices) == 1 else _merged(self.choices)
         try:
             async with contextlib.aclosing(events):
-                while (event := await self._next(events, deadline)) is not None:
+                async for event in events:
                     yield event
             yield self._summary()
         finally:
             await asyncio.shield(asyncio.ensure_future(self.close()))
 
     async def close(self) -> None:
+        """Stop what still runs."""
         for choice in self.choices:
             await choice.answer.close()
-
-    async def _next(self, events: AsyncIterator[Delta | Finished], deadline: float) -> Delta | Finished | None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await anext(events, None)
-        except TimeoutError:
-            raise ApiError(504, f"The answer took longer than {self._timeout:g} seconds.") from None
 
     def _summary(self) -> Summary:
         ended = [choice.ended for choice in self.choices if choice.ended is not None]
@@ -83,7 +76,7 @@ class Run:
 
 async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Delta | Finished, None]:
     """Events of several choices in the order they come. The first failure ends all of them."""
-    queue: asyncio.Queue[Delta | Finished | BaseException | None] = asyncio.Queue(2 * len(choices))
+    queue: asyncio.Queue[Delta | Finished | Exception | None] = asyncio.Queue(2 * len(choices))
 
     async def feed(choice: Choice) -> None:
         try:
@@ -98,7 +91,7 @@ async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Delta | Finished,
         running = len(feeders)
         while running:
             item = await queue.get()
-            if isinstance(item, BaseException):
+            if isinstance(item, Exception):
                 raise item
             if item is None:
                 running -= 1

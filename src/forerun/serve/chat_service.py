@@ -2,81 +2,58 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
 
-from forerun.errors import ForerunError
 from forerun.serve.answer_reader import AnswerReader, PlainText
 from forerun.serve.chat_job import ChatJob
 from forerun.serve.chat_run import Choice, Run
-from forerun.serve.engine_client import Work
-from forerun.serve.errors import ApiError, bad_request
-from forerun.serve.generation import PromptToRun, check_limits, make_work
+from forerun.serve.generation import PromptToRun, check_characters, check_limits, make_work, sink_of
 from forerun.serve.model_service import LoadedModel, ModelService
-from forerun.serve.parsing.pieces import AnswerParser
+from forerun.serve.off_loop import OffLoop
 from forerun.serve.settings import ServeSettings
-from forerun.text.answer import AnswerText
 from forerun.text.chat import encode_prompt
-from forerun.text.token_bytes import TokenBytes
 
-Result = TypeVar("Result")
 
-ENCODERS = 2  # threads for templates, tokenizers and grammars: more would only take time from the engine
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation ready for the model."""
+
+    ids: list[int]
+    text: str
 
 
 class ChatPipeline:
-    """The `ChatService` of a server. Everything that takes long happens off the event loop."""
+    """The `ChatService` of a server."""
 
-    def __init__(self, service: ModelService, settings: ServeSettings) -> None:
-        self._service, self._settings = service, settings
-        self.model = service.name
-        self._encoders = ThreadPoolExecutor(ENCODERS, thread_name_prefix="forerun encoder")
+    def __init__(self, models: ModelService, settings: ServeSettings, off_loop: OffLoop) -> None:
+        self.model = models.name
+        self._models, self._settings, self._off_loop = models, settings, off_loop
 
     async def start(self, job: ChatJob) -> Run:
         """Queue a chat."""
-        model = self._service.loaded()
+        model = self._models.loaded()
         check_limits(job.wish, self._settings)
-        prompt = await self.off_loop(lambda: _encode(model, job))
-        return await self.run(model, make_work(model, job.wish, prompt), len(prompt.tokens), _no_parser)
+        prompt = await self.prompt(job)
+        work = make_work(model, job.wish, PromptToRun(prompt.ids, prompt.text), "messages")
+        answers = await self._models.engine.start(work)
+        choices = [
+            Choice(answer, sink_of(item), AnswerReader(index, PlainText(), model.token_bytes))
+            for index, (answer, item) in enumerate(zip(answers, work, strict=True))
+        ]
+        return Run(self.model, len(prompt.ids), choices)
 
     async def count_tokens(self, job: ChatJob) -> int:
         """Of the prompt, template included."""
-        model = self._service.loaded()
-        return len((await self.off_loop(lambda: _encode(model, job))).tokens)
+        return len((await self.prompt(job)).ids)
 
-    async def run(
-        self, model: LoadedModel, work: Sequence[Work], prompt_tokens: int, parser: Callable[[], AnswerParser]
-    ) -> Run:
-        """Hand work to the engine."""
-        answers = await model.engine.start(work)
-        token_bytes = TokenBytes(model.tokenizer)
-        choices = []
-        for index, (answer, item) in enumerate(zip(answers, work, strict=True)):
-            assert isinstance(item.sink, AnswerText)
-            choices.append(Choice(answer, item.sink, AnswerReader(index, parser(), token_bytes)))
-        return Run(self.model, prompt_tokens, choices, self._settings.request_timeout)
-
-    async def off_loop(self, work: Callable[[], Result]) -> Result:
-        """On another thread, for a limited time; what is wrong with the input is the client's to know."""
-        loop = asyncio.get_running_loop()
-        try:
-            return await asyncio.wait_for(
-                loop.run_in_executor(self._encoders, work), timeout=self._settings.template_timeout
-            )
-        except TimeoutError:
-            seconds = self._settings.template_timeout
-            raise ApiError(400, f"Preparing the prompt took longer than {seconds:g} seconds.") from None
-        except ForerunError as error:
-            raise bad_request(str(error), "messages") from error
+    async def prompt(self, job: ChatJob) -> ChatPrompt:
+        """What the model's template makes of the conversation."""
+        model = self._models.loaded()
+        check_characters(model, sum(len(str(message.get("content"))) for message in job.messages), "messages")
+        return await self._off_loop.run(lambda: _encode(model, job), "messages")
 
 
-def _encode(model: LoadedModel, job: ChatJob) -> PromptToRun:
+def _encode(model: LoadedModel, job: ChatJob) -> ChatPrompt:
     messages = [{"role": message["role"], "content": message["content"]} for message in job.messages]
     tokens = encode_prompt(model.tokenizer, messages)
-    return PromptToRun(tokens, "\n".join(message["content"] for message in messages))
-
-
-def _no_parser() -> AnswerParser:
-    return PlainText()
+    return ChatPrompt(tokens, "\n".join(message["content"] for message in messages))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from forerun.engine.request import Request
@@ -21,12 +21,12 @@ from forerun.text.answer import AnswerText
 
 @dataclass(frozen=True, slots=True)
 class PromptToRun:
-    """Token ids, and what they say: the policy guesses the kind of work from it."""
+    """Token ids, what they say, and what may follow them."""
 
-    tokens: Sequence[int]
-    text: str = ""
+    ids: Sequence[int]
+    text: str  # the policy guesses the kind of work from it
     constraints: Sequence[Constraint | None] = ()  # one for each choice; empty: none
-    hidden_stops: frozenset[int] = field(default_factory=frozenset)
+    logprobs: bool = False  # of the prompt's own tokens too
 
 
 def check_limits(wish: GenerationWish, settings: ServeSettings) -> None:
@@ -37,44 +37,58 @@ def check_limits(wish: GenerationWish, settings: ServeSettings) -> None:
         raise bad_request(f"At most {settings.max_stops} stop strings are allowed, not {len(wish.stop)}.", "stop")
 
 
-def check_room(model: LoadedModel, prompt: int) -> None:
-    """A prompt that leaves no room for a token can never be answered."""
-    if prompt >= model.context:
-        raise ApiError(
-            400,
-            f"The prompt has {prompt} tokens, but the context has room for {model.context} with the answer.",
-            param="messages",
-            code="context_length_exceeded",
-            n_prompt_tokens=prompt,
-            n_ctx=model.context,
-        )
+def check_characters(model: LoadedModel, characters: int, param: str) -> None:
+    """Refuse what cannot fit without tokenising it: that would take long."""
+    if characters > model.longest_prompt:
+        raise _too_long(model, characters // model.token_bytes.longest, param, "at least ")
 
 
-def make_work(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun) -> list[Work]:
-    """One piece of work for each choice."""
-    check_room(model, len(prompt.tokens))
+def _too_long(model: LoadedModel, tokens: int, param: str, least: str = "") -> ApiError:
+    return ApiError(
+        400,
+        f"The prompt has {least}{tokens} tokens, but prompt and answer have room for {model.context} together.",
+        param=param,
+        code="context_length_exceeded",
+        n_prompt_tokens=tokens,
+        n_ctx=model.context,
+    )
+
+
+def make_work(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, param: str) -> list[Work]:
+    """One piece of work for each choice; `param`: the field that the prompt came in."""
+    if len(prompt.ids) >= model.context:
+        raise _too_long(model, len(prompt.ids), param)
     constraints = prompt.constraints or [None] * wish.n
     try:
         requests = [_request(model, wish, prompt, sampling) for sampling in _samplings(model, wish)]
-        sinks = [AnswerText(model.tokenizer, prompt.tokens, wish.stop, keep_stop=wish.include_stop) for _ in requests]
-        return [Work(*parts) for parts in zip(requests, sinks, constraints, strict=True)]
+        sinks = [AnswerText(model.tokenizer, prompt.ids, wish.stop, keep_stop=wish.include_stop) for _ in requests]
     except ForerunError as error:
         raise bad_request(str(error)) from error
+    return [Work(*parts) for parts in zip(requests, sinks, constraints, strict=True)]
+
+
+def sink_of(work: Work) -> AnswerText:
+    """As `make_work` made it: it knows which stop string ended the text."""
+    assert isinstance(work.sink, AnswerText)
+    return work.sink
 
 
 def _request(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, sampling: SamplingParams) -> Request:
-    room = model.context - len(prompt.tokens)
+    room = model.context - len(prompt.ids)
     draft = wish.speculation.draft
+    if wish.stop_token_ids and max(wish.stop_token_ids) >= model.vocab:
+        raise bad_request(f"Token ids end at {model.vocab - 1}.", "stop_token_ids")
     return Request(
-        prompt=tuple(prompt.tokens),
+        prompt=tuple(prompt.ids),
         sampling=sampling,
         max_tokens=room if wish.max_tokens is None else min(wish.max_tokens, room),
         stop_strings=tuple(wish.stop),
         stop_ids=frozenset(wish.stop_token_ids) | (frozenset() if wish.ignore_eos else model.stop_ids),
         draft=draft,
         draft_tokens=wish.speculation.depth,
-        kind=kind_of(list(prompt.tokens), prompt.text) if draft == "auto" else "",
+        kind=kind_of(prompt.ids, prompt.text) if draft == "auto" else "",
         logprobs=wish.logprobs,
+        prompt_logprobs=prompt.logprobs,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Any
 
 from forerun.text.detokenizer import byte_spelling, decoder_names
@@ -27,6 +28,11 @@ class TokenBytes:
             data = self._bytes(token)
             found = self._known[token] = (data.decode(errors="replace"), data)
         return found
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token, at least."""
+        return max(len(spelled) for spelled in self._backend.get_vocab())
 
     def _bytes(self, token: int) -> bytes:
         spelled: str = self._backend.id_to_token(token) or ""

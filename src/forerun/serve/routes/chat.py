@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from forerun.serve.chat_events import ChatRun, ChatService
+from forerun.serve.chat_events import ChatEvent, ChatRun, ChatService
 from forerun.serve.error_bodies import error_event
 from forerun.serve.model_service import ModelService
 from forerun.serve.request_ids import request_id
@@ -35,16 +35,18 @@ def router(chats: ChatService, models: ModelService, settings: ServeSettings, fi
             include_usage=body.include_usage,
             logprobs=bool(body.logprobs),
             token_details=bool(body.return_token_details),
-            echo=joined(body.messages[-1].content) if body.echo else "",
+            echo=bool(body.echo),
         )
+        begun = joined(body.messages[-1].content) if body.echo else ""
         run = await unless_gone(request, chats.start(job))
         if not body.stream:
             try:
-                answer = await unless_gone(request, whole(run, run, shape, job.wish.n))
+                answer = await unless_gone(request, whole(run, shape, job.wish.n, begun))
             finally:
                 await shielded(run.close())
             return JSONResponse(answer, headers=headers)
-        return await _stream(request, run, Chunks(run, shape, job.wish.n), settings.ping, headers)
+        chunks = Chunks(run, shape, job.wish.n, begun)
+        return await stream_chunks(request, run, chunks.of, settings.ping, headers)
 
     @routes.post("/v1/chat/completions/input_tokens")
     async def input_tokens(body: ChatRequest, request: Request) -> dict[str, Any]:
@@ -56,7 +58,14 @@ def router(chats: ChatService, models: ModelService, settings: ServeSettings, fi
     return routes
 
 
-async def _stream(request: Request, run: ChatRun, chunks: Chunks, ping: float, headers: dict[str, str]) -> Response:
+async def stream_chunks(
+    request: Request,
+    run: ChatRun,
+    chunks: Callable[[AsyncIterable[ChatEvent]], AsyncIterator[dict[str, Any]]],
+    ping: float,
+    headers: dict[str, str],
+) -> Response:
+    """A stream of what `chunks` makes of the run's events. What fails before the first event fails as a status."""
     events = Peeked(run)
 
     async def close() -> None:
@@ -65,7 +74,7 @@ async def _stream(request: Request, run: ChatRun, chunks: Chunks, ping: float, h
 
     async def lines() -> AsyncIterator[bytes]:
         try:
-            async for chunk in chunks.of(events):
+            async for chunk in chunks(events):
                 yield data_event(chunk)
             yield DONE
         except Exception as error:  # noqa: BLE001 - the status line is long sent: an event tells, then the stream ends

@@ -17,7 +17,7 @@ class Shape:
     include_usage: bool = False
     logprobs: bool = False
     token_details: bool = False
-    echo: str = ""  # text before the answer's own
+    echo: bool = False  # what the answer goes on with is part of it
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -68,8 +68,9 @@ def _said(delta: Delta) -> dict[str, Any]:
 class Chunks:
     """The chunks of one stream, in the order that the rules for streams ask for."""
 
-    def __init__(self, run: ChatRun, shape: Shape, choices: int) -> None:
-        self._shape, self._choices = shape, choices
+    def __init__(self, run: ChatRun, shape: Shape, choices: int, begun: str) -> None:
+        """`begun`: text before the answer's own."""
+        self._shape, self._choices, self._begun = shape, choices, begun
         self._waiting: dict[int, list[TokenInfo]] = {choice: [] for choice in range(choices)}
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{run.id}",
@@ -82,7 +83,7 @@ class Chunks:
     async def of(self, events: AsyncIterable[ChatEvent]) -> AsyncIterator[dict[str, Any]]:
         """The role first, then what is said, how it ended, and the usage where it was asked for."""
         for choice in range(self._choices):
-            yield self._chunk(choice, {"role": "assistant", "content": self._shape.echo})
+            yield self._chunk(choice, {"role": "assistant", "content": self._begun})
         # Without a chunk for the usage, statistics come with the last finish: so that one waits for them.
         last: dict[str, Any] | None = None
         async for event in events:
@@ -157,8 +158,8 @@ class WholeChoice:
         elif call is not None:
             self.calls[call.index]["function"]["arguments"] += call.arguments
 
-    def message(self, echo: str) -> dict[str, Any]:
-        content = echo + "".join(self.content)
+    def message(self, begun: str) -> dict[str, Any]:
+        content = begun + "".join(self.content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self.calls:
             message |= {"content": content or None, "tool_calls": self.calls}
@@ -167,7 +168,7 @@ class WholeChoice:
         return message
 
 
-async def whole(run: ChatRun, events: AsyncIterable[ChatEvent], shape: Shape, choices: int) -> dict[str, Any]:
+async def whole(run: ChatRun, shape: Shape, choices: int, begun: str) -> dict[str, Any]:
     """The answer in one piece."""
     parts = [WholeChoice() for _ in range(choices)]
     body: dict[str, Any] = {
@@ -177,22 +178,22 @@ async def whole(run: ChatRun, events: AsyncIterable[ChatEvent], shape: Shape, ch
         "model": run.model,
         "system_fingerprint": shape.fingerprint,
     }
-    async for event in events:
+    async for event in run:
         if isinstance(event, Delta):
             parts[event.choice].add(event)
         elif isinstance(event, Finished):
             parts[event.choice].end = event
         else:
-            body["choices"] = [_whole_choice(index, part, shape) for index, part in enumerate(parts)]
+            body["choices"] = [_whole_choice(index, part, shape, begun) for index, part in enumerate(parts)]
             body |= {"usage": usage_body(event.usage), **event.statistics}
     return body
 
 
-def _whole_choice(index: int, part: WholeChoice, shape: Shape) -> dict[str, Any]:
+def _whole_choice(index: int, part: WholeChoice, shape: Shape, begun: str) -> dict[str, Any]:
     assert part.end is not None, "every choice is finished before the summary"
     choice: dict[str, Any] = {
         "index": index,
-        "message": part.message(shape.echo),
+        "message": part.message(begun),
         "logprobs": {"content": logprob_entries(part.tokens), "refusal": None} if shape.logprobs else None,
         "finish_reason": part.end.reason,
         "stop_reason": part.end.stop,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from forerun.serve.errors import bad_request
-from forerun.serve.routes.openai_fields import Strict
+from forerun.serve.routes.strict import Strict
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000

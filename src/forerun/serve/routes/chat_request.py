@@ -6,37 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
-from forerun.serve.chat_job import ChatJob, OutputFormat, Thinking, Tool, ToolChoice
+from forerun.serve.chat_job import ChatJob, Thinking, Tool, ToolChoice
 from forerun.serve.effort import Effort, thinking_for
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.chat_messages import MAX_MESSAGES, FunctionName, Message
-from forerun.serve.routes.openai_fields import LARGEST, MAX_TOP_LOGPROBS, GenerationFields, Strict
+from forerun.serve.routes.openai_fields import LARGEST, MAX_TOP_LOGPROBS, GenerationFields
+from forerun.serve.routes.strict import Strict
 
 MAX_TOOLS = 512
 Budget = Annotated[int, Field(ge=0, le=LARGEST)]
-
-
-class JsonSchema(Strict):
-    """What `response_format` calls json_schema."""
-
-    name: Annotated[str, StringConstraints(max_length=200)] | None = None
-    description: Annotated[str, StringConstraints(max_length=10_000)] | None = None
-    schema_: Annotated[dict[str, JsonValue], Field(alias="schema")]
-    strict: bool | None = None
-
-
-class ResponseFormat(Strict):
-    """Text, any JSON object, or JSON by a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    def output(self) -> OutputFormat | None:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise bad_request("'json_schema' belongs to the type of the same name.", "response_format.json_schema")
-        if self.json_schema is not None:
-            return OutputFormat("json_schema", self.json_schema.schema_)
-        return OutputFormat("json_object") if self.type == "json_object" else None
 
 
 class Function(Strict):
@@ -78,7 +56,6 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: FunctionName | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -101,7 +78,6 @@ class ChatRequest(GenerationFields):
             wish=self.wish(
                 max_tokens=self.max_completion_tokens or self.max_tokens,
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-                output=self._output(),
             ),
             tools=[_tool(tool.function) for tool in self.tools or ()],
             tool_choice=self._tool_choice(),
@@ -127,13 +103,6 @@ class ChatRequest(GenerationFields):
             )
         elif self.echo:
             raise bad_request("'echo' needs 'continue_final_message' in a chat.", "echo")
-
-    def _output(self) -> OutputFormat | None:
-        formatted = self.response_format.output() if self.response_format else None
-        structured = self.structured()
-        if formatted and structured:
-            raise bad_request("Give 'response_format' or 'structured_outputs', not both.", "structured_outputs")
-        return formatted or structured
 
     def _tool_choice(self) -> ToolChoice:
         parallel = self.parallel_tool_calls is not False

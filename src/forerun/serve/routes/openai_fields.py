@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
+from pydantic import Field, FiniteFloat, JsonValue, StringConstraints
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
-from forerun.serve.chat_job import GenerationWish, OutputFormat, SamplingWish, Speculation
+from forerun.serve.chat_job import GenerationWish, SamplingWish, Speculation
 from forerun.serve.errors import bad_request
+from forerun.serve.routes.output_fields import OutputFields
+from forerun.serve.routes.strict import Strict
 
 LARGEST = 2**31 - 1
 MAX_STOP_LENGTH = 1000
@@ -26,12 +28,6 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier")
 
 
-class Strict(BaseModel):
-    """Unknown fields are errors, and so are values of the wrong type."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
 class StreamOptions(Strict):
     """Of `stream_options`."""
 
@@ -46,17 +42,7 @@ class SpeculativeChoice(Strict):
     depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
 
 
-class StructuredOutputs(Strict):
-    """vLLM's: exactly one of them."""
-
-    json_: Annotated[dict[str, JsonValue] | str | None, Field(alias="json")] = None
-    regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=10_000)] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-
-
-class GenerationFields(Strict):
+class GenerationFields(OutputFields):
     """What both kinds of completion take."""
 
     model: Name | None = None
@@ -86,7 +72,6 @@ class GenerationFields(Strict):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
-    structured_outputs: StructuredOutputs | None = None
     speculative: Annotated[str, Field(max_length=50)] | SpeculativeChoice | None = None
     return_token_details: bool | None = None
     user: Annotated[str, Field(max_length=10_000)] | None = None
@@ -136,6 +121,7 @@ class GenerationFields(Strict):
             ignore_eos=bool(self.ignore_eos),
             n=1 if self.n is None else self.n,
             speculation=self.speculation(),
+            output=self.output(),
             **more,
         )
 
@@ -148,24 +134,6 @@ class GenerationFields(Strict):
         if draft not in DRAFT_CHOICES:
             raise bad_request(f"'speculative' must be one of {', '.join(DRAFT_CHOICES)}, not '{draft}'.", "speculative")
         return Speculation(draft, depth)
-
-    def structured(self) -> OutputFormat | None:
-        """vLLM's `structured_outputs`."""
-        wanted = self.structured_outputs
-        if wanted is None:
-            return None
-        given = {name: value for name, value in wanted if value is not None and value is not False}
-        if len(given) != 1:
-            raise bad_request("'structured_outputs' must have exactly one kind of constraint.", "structured_outputs")
-        kind, value = given.popitem()
-        kinds: dict[str, Literal["json_schema", "regex", "choice", "grammar", "json_object"]] = {
-            "json_": "json_schema",
-            "regex": "regex",
-            "choice": "choice",
-            "grammar": "grammar",
-            "json_object": "json_object",
-        }
-        return OutputFormat(kinds[kind], value)
 
 
 def warning_header(warnings: Iterator[str]) -> dict[str, str]:
