@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,7 +17,6 @@ from tiny import tiny_tokenizer
 
 from forerun.engine.sequence import ArmUse, Emission, Logprob
 from forerun.response import Response
-from forerun.sample.parameters import SamplingParams
 from forerun.serve.app import create_app
 from forerun.serve.engine_client import Ended, EngineState, Work
 from forerun.serve.errors import ApiError
@@ -147,6 +148,37 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
         time.sleep(0.002)
 
 
-def greedy(engine: FakeEngine) -> SamplingParams:
-    """Of the latest request."""
-    return engine.started[-1].request.sampling
+@dataclass
+class Reply:
+    """A response as it came."""
+
+    status: int
+    headers: dict[str, str]  # names in small letters
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.json["error"]
+        return found
+
+
+def call(
+    address: str, path: str, body: Any = None, *, method: str | None = None, headers: dict[str, str] | None = None
+) -> Reply:
+    """One request with nothing added but what is given; a body that is not bytes or text becomes JSON."""
+    host, port = address.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    sent = {"Content-Type": "application/json"} if body is not None else {}
+    sent |= headers or {}
+    data = body if isinstance(body, bytes | str | None) else json.dumps(body)
+    try:
+        connection.request(method or ("GET" if body is None else "POST"), path, data, sent)
+        response = connection.getresponse()
+        text = response.read().decode()
+        return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, text)
+    finally:
+        connection.close()

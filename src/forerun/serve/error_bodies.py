@@ -60,8 +60,9 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def validation_error(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong, and where."""
-    first = error.errors()[0]
+    """The first thing that is wrong, and where. Of several forms that a field may have, the one that came closest."""
+    errors = error.errors()
+    first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
     place = [part for part in first["loc"] if part != "body"]
     kind = first["type"]
     if kind == "json_invalid":

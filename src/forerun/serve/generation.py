@@ -63,8 +63,14 @@ def make_work(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, par
         requests = [_request(model, wish, prompt, sampling) for sampling in _samplings(model, wish)]
         sinks = [AnswerText(model.tokenizer, prompt.ids, wish.stop, keep_stop=wish.include_stop) for _ in requests]
     except ForerunError as error:
-        raise bad_request(str(error)) from error
+        raise bad_request(str(error), _field_named(str(error))) from error
     return [Work(*parts) for parts in zip(requests, sinks, constraints, strict=True)]
+
+
+def _field_named(message: str) -> str | None:
+    """Our own messages begin with the name of what is wrong."""
+    names = (entry.name for entry in fields(SamplingWish))
+    return next((name for name in names if message.startswith((name, f"the {name}"))), None)
 
 
 def sink_of(work: Work) -> AnswerText:
