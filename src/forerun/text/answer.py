@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from forerun.text.detokenizer import Detokenizer
@@ -13,8 +13,11 @@ from forerun.text.stops import StopStrings
 class AnswerText:
     """Feed it tokens; it hands out text that is safe to show."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt)
+    def __init__(
+        self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str], shown: Collection[str] = ()
+    ) -> None:
+        """`shown`: special tokens that give text, which others do not."""
+        self._detokenizer = Detokenizer(tokenizer, prompt, shown)
         self._stops = StopStrings(stops)
         self.stopped = False  # by a stop string
 
