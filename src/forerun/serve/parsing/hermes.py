@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 from forerun.serve.parsing.json_call import JsonCall
-from forerun.serve.parsing.json_text import SPACE
-from forerun.serve.parsing.reader import Base, Reading
+from forerun.serve.parsing.reader import Closing, Reading
 from forerun.serve.parsing.said import Said
 
-START, END = "<tool_call>", "</tool_call>"
-MARKS = (START,)
+MARKS = ("<tool_call>",)
 
 
-class HermesReader(Base):
-    """One call. A missing end mark does not matter: the object says where the call ends."""
+class HermesReader(Closing):
+    """One call."""
+
+    end_mark = "</tool_call>"
 
     def __init__(self, said: Said, mark: str) -> None:
         super().__init__(said, mark)
-        self._call: JsonCall | None = JsonCall(said, mark)
-        self._mark = ""  # of the end mark
+        self._call = JsonCall(said, mark)
 
-    def feed(self, letter: str) -> Reading:
-        """Takes one letter."""
-        if self._call is None:
-            return self._after(letter)
+    def step(self, letter: str) -> Reading:
+        """Takes one letter of the object."""
         reading = self._call.feed(letter)
         self.started, self.raw, self.rest = self._call.started, self._call.raw, self._call.rest
-        if reading is Reading.OVER:
-            self._call = None
-            return Reading.MORE
-        return reading
+        return self.close() if reading is Reading.OVER else reading
 
     def finish(self) -> None:
-        """A call without its end mark is complete; what came of the mark says nothing."""
-        if self._call is None:
-            self.raw = ""
-        else:
-            self._call.finish()
-
-    def _after(self, letter: str) -> Reading:
-        if self._mark or letter not in SPACE:
-            self._mark += letter
-            if not END.startswith(self._mark):
-                return self.over(self.raw + letter)
-        self.raw += letter
-        return self.over("") if self._mark == END else Reading.MORE
+        """Says what the object holds back."""
+        self._call.finish()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from forerun.serve.parsing.json_text import SPACE, JsonReader, Step, parse_json
 from forerun.serve.parsing.reader import Base, Reading
 from forerun.serve.parsing.said import Said
@@ -16,8 +18,10 @@ class JsonCall(Base):
     Other keys (an id) are read and left out.
     """
 
-    def __init__(self, said: Said, raw: str) -> None:
+    def __init__(self, said: Said, raw: str, first_keys: Collection[str] | None = None) -> None:
+        """`first_keys`: an object that begins with another key is not meant as a call."""
         super().__init__(said, raw)
+        self._first_keys = first_keys
         self._state = "open"
         self._value = JsonReader()
         self._text = ""  # of the key or value being read, as strict JSON
@@ -76,12 +80,18 @@ class JsonCall(Base):
         if step is Step.MORE:
             return Reading.MORE
         if self._state == "key":
-            self._key, self._state = str(parse_json(self._text)), "colon"
-            return Reading.MORE
+            return self._keep_key(letter)
         if not self._keep_value():
             return self.failed(letter)
         self._state = "comma"
         return self._step(letter) if step is Step.BEFORE else Reading.MORE
+
+    def _keep_key(self, letter: str) -> Reading:
+        self._key, self._state = str(parse_json(self._text)), "colon"
+        if self._first_keys is not None and self._key not in self._first_keys:
+            return self.failed(letter)
+        self._first_keys = None
+        return Reading.MORE
 
     def _streaming(self) -> bool:
         return self.started and self._state == "value" and self._arguments is None and self._key in ARGUMENTS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
+from forerun.serve.parsing.json_text import SPACE
 from forerun.serve.parsing.said import Said
 
 
@@ -17,7 +18,11 @@ class Reading(Enum):
 
 
 class CallReader(Protocol):
-    """Reads what follows a mark that begins calls. It begins a call with its name and the start of its arguments."""
+    """Reads what follows a mark that begins calls.
+
+    A call is told from its name and the first letters of its arguments on. What fails before that was text all along;
+    a call that fails later is ended as far as it came, and the text goes on behind it.
+    """
 
     started: bool  # a call has begun and is not ended
     raw: str  # letters taken that nothing has been said of
@@ -33,16 +38,21 @@ class CallReader(Protocol):
 class Base:
     """Shared bookkeeping of the readers."""
 
-    def __init__(self, said: Said, mark: str) -> None:
+    def __init__(self, said: Said, raw: str) -> None:
         self.said = said
         self.started = False
-        self.raw = mark
+        self.raw = raw
         self.rest = ""
 
     def begin(self, name: str) -> None:
         """The call is certain enough to be told."""
         self.said.start(name)
         self.started, self.raw = True, ""
+
+    def tell(self, text: str) -> None:
+        """More of the arguments; whatever was taken so far is said."""
+        self.said.arguments(text)
+        self.raw = ""
 
     def end(self) -> None:
         """The call is complete."""
@@ -59,5 +69,48 @@ class Base:
         self.rest = letter
         return Reading.FAILED
 
-    def finish(self) -> None:
-        """Nothing is held back."""
+
+class EndMark:
+    """The mark that closes a complete call. It may be missing: the call said itself where it ends."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._seen = ""
+        self.raw = ""
+
+    def feed(self, letter: str) -> Reading:
+        """OVER with the mark's last letter; FAILED when something else comes."""
+        if self._seen or letter not in SPACE:
+            self._seen += letter
+            if not self._mark.startswith(self._seen):
+                return Reading.FAILED
+        self.raw += letter
+        return Reading.OVER if self._seen == self._mark else Reading.MORE
+
+
+class Closing(Base):
+    """A reader whose calls have an end mark."""
+
+    end_mark: str
+
+    def __init__(self, said: Said, raw: str) -> None:
+        super().__init__(said, raw)
+        self._closing: EndMark | None = None
+
+    def close(self) -> Reading:
+        """The call is complete; its end mark may come."""
+        self._closing = EndMark(self.end_mark)
+        return Reading.MORE
+
+    def feed(self, letter: str) -> Reading:
+        """Takes one letter."""
+        if self._closing is None:
+            return self.step(letter)
+        reading = self._closing.feed(letter)
+        if reading is Reading.MORE:
+            return reading
+        return self.over("" if reading is Reading.OVER else self._closing.raw + letter)
+
+    def step(self, letter: str) -> Reading:
+        """Takes one letter of a call."""
+        raise NotImplementedError

@@ -10,6 +10,8 @@ from __future__ import annotations
 from forerun.serve.parsing.json_text import SPACE
 from forerun.serve.parsing.pieces import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning
 
+_Kind = type[Reasoning] | type[Content] | type[CallStart] | type[CallArguments]
+
 
 class Said:
     """Collects pieces; adjacent ones of a kind become one."""
@@ -17,7 +19,7 @@ class Said:
     def __init__(self, *, hold_spaces: bool) -> None:
         """`hold_spaces`: calls or thinking may come, so white space waits for what follows it."""
         self._hold = hold_spaces
-        self._pieces: list[Piece] = []
+        self._pieces: list[tuple[_Kind | None, list[str]]] = []  # None: the end of a call
         self._spaces = ""  # white space that waits
         self._text = False  # some content has been said
         self._beside = False  # a call or thinking came since the last content
@@ -25,7 +27,7 @@ class Said:
     def take(self) -> list[Piece]:
         """What is new."""
         pieces, self._pieces = self._pieces, []
-        return pieces
+        return [CallEnd() if kind is None else kind("".join(parts)) for kind, parts in pieces]
 
     def content(self, text: str) -> None:
         """More of the answer's own text."""
@@ -34,18 +36,13 @@ class Said:
             text = text.lstrip(SPACE)
         kept = text.rstrip(SPACE) if self._hold else text
         self._spaces = text[len(kept) :]
-        if kept:
-            self._add_content(kept)
+        self._add_content(kept)
 
     def reasoning(self, text: str) -> None:
         """More of the thinking."""
         if text:
             self._beside = True
-            last = self._pieces[-1] if self._pieces else None
-            if isinstance(last, Reasoning):
-                self._pieces[-1] = Reasoning(last.text + text)
-            else:
-                self._pieces.append(Reasoning(text))
+            self._add(Reasoning, text)
 
     def thought(self) -> None:
         """Thinking is over, even if there was none."""
@@ -54,31 +51,30 @@ class Said:
     def start(self, name: str) -> None:
         """A call begins."""
         self._beside = True
-        self._pieces.append(CallStart(name))
+        self._pieces.append((CallStart, [name]))
 
     def arguments(self, text: str) -> None:
         """More of its arguments."""
         if text:
-            last = self._pieces[-1] if self._pieces else None
-            if isinstance(last, CallArguments):
-                self._pieces[-1] = CallArguments(last.text + text)
-            else:
-                self._pieces.append(CallArguments(text))
+            self._add(CallArguments, text)
 
     def end(self) -> None:
         """The call is over."""
-        self._pieces.append(CallEnd())
+        self._pieces.append((None, []))
 
     def finish(self) -> None:
         """The answer is over: white space after text is part of it, after a call or thinking it is not."""
-        if self._spaces and not self._beside:
+        if not self._beside:
             self._add_content(self._spaces)
         self._spaces = ""
 
     def _add_content(self, text: str) -> None:
-        self._text, self._beside = True, False
-        last = self._pieces[-1] if self._pieces else None
-        if isinstance(last, Content):
-            self._pieces[-1] = Content(last.text + text)
+        if text:
+            self._text, self._beside = True, False
+            self._add(Content, text)
+
+    def _add(self, kind: _Kind, text: str) -> None:
+        if self._pieces and self._pieces[-1][0] is kind:
+            self._pieces[-1][1].append(text)
         else:
-            self._pieces.append(Content(text))
+            self._pieces.append((kind, [text]))
