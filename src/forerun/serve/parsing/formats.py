@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from forerun.errors import ForerunError
+from forerun.text.chat import chat_template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ReasoningStyle = Literal["none", "think", "gemma4", "mistral"]
 ToolStyle = Literal["none", "hermes", "qwen3_coder", "gemma4", "llama3_json", "mistral"]
@@ -45,7 +49,8 @@ class AnswerFormat:
     reasoning: ReasoningStyle = "none"
     tools: ToolStyle = "hermes"
     thinking_switch: str | None = None  # the template option that turns thinking on and off
-    special_ids: Mapping[str, int] = field(default_factory=dict)  # marks that are special tokens, with their ids
+    mark_ids: Mapping[str, int] = field(default_factory=dict)  # marks that are tokens of their own
+    shown: frozenset[str] = frozenset()  # marks that are special tokens: the detokenizer must give their text
 
     @property
     def think_start(self) -> str | None:
@@ -57,47 +62,52 @@ class AnswerFormat:
         """What ends it."""
         return THINK_MARKS[self.reasoning][1] if self.reasoning != "none" else None
 
-    @property
-    def shown(self) -> frozenset[str]:
-        """Special tokens that the detokenizer must give as text."""
-        return frozenset(self.special_ids)
-
 
 def detect_format(
-    chat_template: str | None,
-    special_tokens: Mapping[str, int],
+    template: str | None,
+    added_tokens: Mapping[str, int],
+    special_tokens: Collection[str] = (),
     *,
     reasoning_parser: str = "auto",
     tool_parser: str = "auto",
 ) -> AnswerFormat:
-    """`special_tokens`: texts and ids of the tokens that a tokenizer gives no text for (see `special_tokens_of`)."""
-    template = chat_template or ""
+    """Reads it off the template. `added_tokens`: texts and ids of a tokenizer's; some of them are special."""
+    template = template or ""
     reasoning = _checked(reasoning_parser, REASONING_PARSERS, "--reasoning-parser")
     tools = _checked(tool_parser, TOOL_PARSERS, "--tool-parser")
     if reasoning == "auto":
-        reasoning = _reasoning_style(template, special_tokens)
+        reasoning = _reasoning_style(template, added_tokens)
     if tools == "auto":
         tools = _tool_style(template)
     assert reasoning in _THINK_TOKENS
     assert tools in _TOOL_TOKENS
     switch = next((name for name in _SWITCHES if re.search(rf"(?<![\w.'\"]){name}\b", template)), None)
     used = (*_THINK_TOKENS[reasoning], *_TOOL_TOKENS[tools])
-    ids = {text: special_tokens[text] for text in used if text in special_tokens}
-    return AnswerFormat(reasoning, tools, switch if reasoning != "none" else None, ids)
+    ids = {text: added_tokens[text] for text in used if text in added_tokens}
+    shown = frozenset(text for text in used if text in special_tokens)
+    return AnswerFormat(reasoning, tools, switch if reasoning != "none" else None, ids, shown)
 
 
-def special_tokens_of(tokenizer: object) -> dict[str, int]:
-    """Texts and ids of a tokenizer's special tokens."""
-    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()  # type: ignore[attr-defined]
-    return {token.content: index for index, token in added.items() if token.special}
+def format_of(
+    tokenizer: PreTrainedTokenizerBase, *, reasoning_parser: str = "auto", tool_parser: str = "auto"
+) -> AnswerFormat:
+    """The format of a loaded model. Of several templates the one for tools tells more."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    return detect_format(
+        chat_template(tokenizer, with_tools=True).source if tokenizer.chat_template else None,
+        {token.content: index for index, token in added.items()},
+        {token.content for token in added.values() if token.special},
+        reasoning_parser=reasoning_parser,
+        tool_parser=tool_parser,
+    )
 
 
-def _reasoning_style(template: str, special_tokens: Mapping[str, int]) -> ReasoningStyle:
+def _reasoning_style(template: str, added_tokens: Mapping[str, int]) -> ReasoningStyle:
     if "<|channel>" in template:
         return "gemma4"
     if "[THINK]" in template:
         return "mistral"
-    if "<think>" in template or "</think>" in template or "<think>" in special_tokens:
+    if "<think>" in template or "</think>" in template or "<think>" in added_tokens:
         return "think"
     return "none"
 
