@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from forerun.text.detokenizer import Detokenizer
@@ -13,9 +13,17 @@ from forerun.text.stops import StopStrings
 class AnswerText:
     """Feed it tokens; it hands out text that is safe to show."""
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str], *, keep_stop: bool = False) -> None:
-        """`keep_stop`: the stop string that ends the text is part of it."""
-        self._detokenizer = Detokenizer(tokenizer, prompt)
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        shown: Collection[str] = (),
+        *,
+        keep_stop: bool = False,
+    ) -> None:
+        """`shown`: special tokens that give text, which others do not; `keep_stop`: the stop string is shown, too."""
+        self._detokenizer = Detokenizer(tokenizer, prompt, shown)
         self._stops = StopStrings(stops)
         self._keep_stop = keep_stop
         self.stopped = False  # by a stop string
