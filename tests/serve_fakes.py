@@ -24,7 +24,7 @@ from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.settings import ServeSettings
 
 END = 2  # <|im_end|>
-CONTEXT = 512
+CONTEXT = 2048
 
 
 @dataclass
@@ -58,6 +58,8 @@ class FakeAnswer:
 
     def __init__(self, engine: FakeEngine, work: Work) -> None:
         self._engine, self._work, self._closed = engine, work, False
+        asked = work.request.prompt_logprobs
+        self.prompt_logprobs = [Logprob(-1.0, [(5, -0.5)]) for _ in work.request.prompt[1:]] if asked else []
 
     async def __aiter__(self) -> AsyncIterator[list[Emission] | Ended]:
         engine, request = self._engine, self._work.request

@@ -45,9 +45,9 @@ class Choice:
 class Run:
     """A `ChatRun` over the engine's answers."""
 
-    def __init__(self, model: str, prompt_tokens: int, choices: Sequence[Choice]) -> None:
+    def __init__(self, model: str, prompt_tokens: int, choices: Sequence[Choice], warnings: Sequence[str] = ()) -> None:
         self.id, self.created, self.model = uuid.uuid4().hex, int(time.time()), model
-        self.prompt_tokens, self.choices = prompt_tokens, choices
+        self.prompt_tokens, self.choices, self._warnings = prompt_tokens, choices, warnings
 
     async def __aiter__(self) -> AsyncIterator[ChatEvent]:
         events = self.choices[0].events() if len(self.choices) == 1 else _merged(self.choices)
@@ -71,7 +71,7 @@ class Run:
             completion=sum(end.response.completion_tokens for end in ended),
             reasoning=sum(choice.reader.reasoning_tokens for choice in self.choices),
         )
-        return Summary(usage, statistics(ended))
+        return Summary(usage, statistics(ended, self._warnings))
 
 
 async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Delta | Finished, None]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from forerun.serve.answer_reader import AnswerReader, PlainText
+from forerun.serve.answer_reader import AnswerReader, PlainText, likeliest
 from forerun.serve.chat_events import TokenInfo
 from forerun.serve.chat_job import GenerationWish
 from forerun.serve.chat_run import Choice, Run
@@ -42,9 +42,17 @@ class CompletionRun:
         return self._prompt(choice).text
 
     def prompt_tokens(self, choice: int) -> list[TokenInfo]:
-        """The prompt of a choice, token by token; after the end with log probabilities where they were asked for."""
+        """The prompt of a choice, token by token; from the first event on with log probabilities, if asked for."""
+        first, *others = (
+            TokenInfo(token, *self.model.token_bytes.of(token), arm="prompt", round=0)
+            for token in self._prompt(choice).ids
+        )
+        logprobs = self.run.choices[choice].answer.prompt_logprobs
+        if not logprobs:
+            return [first, *others]
+        pairs = zip(others, logprobs, strict=True)  # nothing comes before the first token
         texts = self.model.token_bytes
-        return [TokenInfo(token, *texts.of(token), arm="prompt", round=0) for token in self._prompt(choice).ids]
+        return [first, *(replace(token, logprob=p.value, top=likeliest(p, texts)) for token, p in pairs)]
 
     def _prompt(self, choice: int) -> PromptToRun:
         return self.prompts[choice * len(self.prompts) // len(self.run.choices)]

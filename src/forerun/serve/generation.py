@@ -27,6 +27,7 @@ class PromptToRun:
     text: str  # the policy guesses the kind of work from it
     constraints: Sequence[Constraint | None] = ()  # one for each choice; empty: none
     logprobs: bool = False  # of the prompt's own tokens too
+    shown: frozenset[str] = frozenset()  # special tokens that are text in the answer
 
 
 def check_limits(wish: GenerationWish, settings: ServeSettings) -> None:
@@ -61,7 +62,10 @@ def make_work(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, par
     constraints = prompt.constraints or [None] * wish.n
     try:
         requests = [_request(model, wish, prompt, sampling) for sampling in _samplings(model, wish)]
-        sinks = [AnswerText(model.tokenizer, prompt.ids, wish.stop, keep_stop=wish.include_stop) for _ in requests]
+        sinks = [
+            AnswerText(model.tokenizer, prompt.ids, wish.stop, prompt.shown, keep_stop=wish.include_stop)
+            for _ in requests
+        ]
     except ForerunError as error:
         raise bad_request(str(error), _field_named(str(error))) from error
     return [Work(*parts) for parts in zip(requests, sinks, constraints, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forerun.draft.arms import SERVED
 from forerun.language_model import LanguageModel
 from forerun.serve.model_service import LoadedModel
 
@@ -14,10 +15,10 @@ def loaded_model(model: LanguageModel) -> LoadedModel:
         context=engine.context,
         vocab=engine.vocab,
         stop_ids=model.stop_ids,
-        generation_defaults=getattr(model, "generation_defaults", {}),
+        generation_defaults=model.generation_defaults,
         about={
             "device": str(model.machine.device),
             "guaranteed": model.probe.guaranteed,
-            "drafters": sorted(engine.drafters),
+            "drafters": [name for name in SERVED if name in engine.drafters],
         },
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from forerun.serve.engine_client import EngineClient, EngineState
 from forerun.serve.errors import ApiError
+from forerun.serve.parsing.formats import AnswerFormat, format_of
 from forerun.text.token_bytes import TokenBytes
 
 REASONS = {
@@ -28,9 +29,11 @@ class LoadedModel:
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
     about: Mapping[str, Any] = field(default_factory=dict)  # for /props: device, drafters, memory
     token_bytes: TokenBytes = field(init=False)
+    format: AnswerFormat = field(init=False)  # how it writes thinking and tool calls
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer))
+        object.__setattr__(self, "format", format_of(self.tokenizer))
 
     @property
     def longest_prompt(self) -> int:

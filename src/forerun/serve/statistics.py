@@ -9,7 +9,7 @@ from forerun.response import Response
 from forerun.serve.engine_client import Ended
 
 
-def statistics(ended: Sequence[Ended]) -> dict[str, Any]:
+def statistics(ended: Sequence[Ended], warnings: Sequence[str]) -> dict[str, Any]:
     """Of all choices of one request together."""
     responses = [end.response for end in ended]
     if not responses:
@@ -17,7 +17,7 @@ def statistics(ended: Sequence[Ended]) -> dict[str, Any]:
     return {
         "metrics": {"speculative_decoding": _speculative_decoding(responses)},
         "timings": _timings(responses),
-        "forerun": _own(ended),
+        "forerun": _own(ended, warnings),
     }
 
 
@@ -65,7 +65,7 @@ def _timings(responses: Sequence[Response]) -> dict[str, Any]:
     }
 
 
-def _own(ended: Sequence[Ended]) -> dict[str, Any]:
+def _own(ended: Sequence[Ended], warnings: Sequence[str]) -> dict[str, Any]:
     responses = [end.response for end in ended]
     rounds, accepted = sum(r.rounds for r in responses), sum(r.accepted for r in responses)
     saved = [r.seconds_saved for r in responses if r.seconds_saved is not None]
@@ -84,5 +84,5 @@ def _own(ended: Sequence[Ended]) -> dict[str, Any]:
         "guaranteed": all(r.guaranteed for r in responses),
         "draft": responses[0].draft,
         "arms": arms,  # rounds of each
-        "warnings": list(dict.fromkeys(warning for r in responses for warning in r.warnings)),
+        "warnings": list(dict.fromkeys([*warnings, *(warning for r in responses for warning in r.warnings)])),
     }

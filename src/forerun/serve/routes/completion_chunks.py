@@ -42,15 +42,17 @@ class TextChunks:
         self._run, self._shape = run, shape
         self._waiting: dict[int, list[TokenInfo]] = {}
         self._shown: dict[int, int] = {}  # characters of the tokens shown so far
+        self._echoed: set[int] = set()
         self._head = _head(run, shape)
 
     async def of(self, events: AsyncIterable[ChatEvent]) -> AsyncIterator[dict[str, Any]]:
         """Text, ends, and the usage; see `Chunks`."""
-        if self._shape.echo:
-            for choice in range(len(self._run.run.choices)):
-                yield self._chunk(choice, self._run.prompt_text(choice), [])
         last: dict[str, Any] | None = None
         async for event in events:
+            if isinstance(event, Delta | Finished) and self._shape.echo and event.choice not in self._echoed:
+                self._echoed.add(event.choice)  # not before the first event: the prompt has been read by then
+                tokens = self._run.prompt_tokens(event.choice) if self._shape.logprobs else []
+                yield self._chunk(event.choice, self._run.prompt_text(event.choice), tokens)
             if isinstance(event, Delta):
                 self._waiting.setdefault(event.choice, []).extend(event.tokens)
                 if event.content:

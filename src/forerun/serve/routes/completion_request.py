@@ -46,8 +46,8 @@ class CompletionRequest(GenerationFields):
             raise bad_request("'best_of' is not supported: ask for 'n' choices.", "best_of")
         if self.only_prompt and not self.echo:
             raise bad_request("Without 'echo', 'max_tokens' must be at least 1.", "max_tokens")
-        if self.stream and self.echo and self.logprobs is not None:
-            raise bad_request("'echo' with 'logprobs' cannot be streamed.", "stream")
+        if self.only_prompt and self.stream:
+            raise bad_request("A text that is only rated is not streamed.", "stream")
         if self.suffix is not None and self.echo:
             raise bad_request("'echo' and 'suffix' do not go together.", "echo")
         limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
