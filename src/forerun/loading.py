@@ -37,6 +37,7 @@ from forerun.progress import NullProgress, Progress
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 from forerun.weights.find import find
 from forerun.weights.fingerprint import fingerprint
+from forerun.weights.generation_config import generation_defaults
 from forerun.weights.heads import find_head
 from forerun.weights.home import forerun_home
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
@@ -104,6 +105,8 @@ def load_model(
         machine=machine,
         probe=result,
         load_seconds=time.perf_counter() - began,
+        name=Path(model).name if Path(model).expanduser().exists() else model,
+        generation_defaults=generation_defaults(folder),
         head_warnings=heads.warnings,
         cost_file=cost_file,
     )

@@ -18,6 +18,7 @@ from forerun.engine.drafters import Drafters
 from forerun.engine.host import HostExecutor
 from forerun.engine.interrupts import interrupts_held
 from forerun.engine.lookahead import Watch, Wish
+from forerun.engine.low_acceptance import LowAcceptance
 from forerun.engine.ownership import Ownership
 from forerun.engine.plan import Executor, Outcome, Plan, PromptChunk, Result, Ticket, Turn
 from forerun.engine.request import Request
@@ -32,6 +33,7 @@ from forerun.policy.controller import Controller
 from forerun.policy.costs import CostTable
 from forerun.policy.decision import PLAIN, Decision, Policy
 from forerun.policy.depth import DepthPolicy
+from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
 CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
@@ -62,7 +64,7 @@ class Engine:
         self.executor = executor or HostExecutor(model, self.drafters, self.costs, not pool.on_device)
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
         self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
-        self.owner = Ownership(pool.device)
+        self.owner, self.low_acceptance = Ownership(pool.device), LowAcceptance()
         self.warm = False  # see `engine/warmup.py`
         self._ticket: Ticket | None = None  # the round under way
         self._repeats = 0  # rounds since the sequences or the way to run them changed
@@ -279,11 +281,13 @@ class Engine:
                 began = time.perf_counter()
                 result.keep(0)  # all rows of the prompt that were read; drafters read it too
                 sequence.counters.prefill_seconds += result.took + time.perf_counter() - began
+                sequence.prompt_logprobs += result.prompt_logprobs
                 if result.tokens:
                     sequence.status = Status.RUNNING
+            arm, logprobs = result.turn.decision.arm, result.logprobs
             for token in result.tokens:
                 emitted += 1
-                if sequence.emit(token, from_draft=emitted <= result.accepted):
+                if sequence.emit(token, emitted <= result.accepted, arm, logprobs[emitted - 1] if logprobs else None):
                     self._batch.has_ended(len(sequence.answer))
                     break
         except Exception as error:  # noqa: BLE001 - see above
@@ -296,17 +300,26 @@ class Engine:
             sequence.fail(error)
         result.accepted = min(result.accepted, emitted)
         if result.tokens:
-            sequence.counters.count(result.turn.decision.arm, result.drafted, result.accepted)
+            decision = result.turn.decision
+            sequence.counters.count(decision.arm, result.drafted, result.accepted)
+            if result.drafted and decision.drafter is not None:
+                self.low_acceptance.note(decision.drafter, result.drafted, result.accepted)
         return True
 
-    def submit(self, request: Request, sink: TextSink) -> Sequence:
-        """Queue a request. One that can never run is refused here, with the reason."""
+    def check(self, request: Request) -> None:
+        """Refuse a request that can never run, with the reason. Any thread may ask."""
         prompt = len(request.prompt)
         if prompt >= self.context:
             more = " or raise max context" if self.context < self.model.config.context else ""
             raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
+        self.drafters.arms_for(request)
+        self.scheduler.check(request)
+
+    def submit(self, request: Request, sink: TextSink, constraint: Constraint | None = None) -> Sequence:
+        """Queue a request. One that can never run is refused here, with the reason."""
+        self.check(request)
+        prompt, arms = len(request.prompt), self.drafters.arms_for(request)
         limit = self.context if request.max_tokens is None else min(self.context, prompt + request.max_tokens)
-        arms = self.drafters.arms_for(request)
         with self.owner:
             sequence = Sequence(
                 id=next(self._ids),
@@ -318,6 +331,7 @@ class Engine:
                 limit=limit,
                 tokens=list(request.prompt),
                 arms=arms,
+                constraint=constraint,
             )
             if request.draft == "auto" and request.draft_tokens is None:
                 sequence.policy = self._controller(sequence)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from forerun.draft.protocol import Draft
-from forerun.engine.sequence import Sequence
+from forerun.engine.sequence import Logprob, Sequence
 from forerun.policy.costs import CostTable, RoundTime
 from forerun.policy.decision import Decision
 from forerun.progress import Progress
@@ -70,6 +70,8 @@ class Result:
     seconds: float = 0.0  # by which its policy judges the round
     took: float = 0.0  # that the sequence waited
     drafting: float = 0.0  # part of that
+    logprobs: list[Logprob] = field(default_factory=list)  # of the tokens, where the request asks for them
+    prompt_logprobs: list[Logprob] = field(default_factory=list)  # of the prompt tokens that its rows were followed by
     error: Exception | None = None
     prompt: bool = False  # it comes of reading a prompt
     advanced: bool = False  # the device has moved on by itself: the sequence cannot go back to before the round
