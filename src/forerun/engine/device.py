@@ -352,9 +352,10 @@ class DeviceExecutor:
 
 
 def runs_on_device(sequence: Sequence) -> bool:
-    """The device accepts by comparing, and filters the best tokens only."""
+    """The device accepts by comparing, filters the best tokens only, and knows no constraints."""
     params = sequence.request.sampling
-    return sequence.request.accept == "coupled" and (params.greedy or params.top_k <= LARGEST_TOP_K)
+    plain = sequence.request.accept == "coupled" and sequence.constraint is None
+    return plain and (params.greedy or params.top_k <= LARGEST_TOP_K)
 
 
 def bad_row(edited: bool) -> ForerunError:

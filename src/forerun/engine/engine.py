@@ -11,7 +11,7 @@ import torch
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.device import free_memory
-from forerun.draft.arms import ARMS, MAX_DEPTH, SERVED
+from forerun.draft.arms import ARMS, FORCED, MAX_DEPTH, SERVED
 from forerun.draft.protocol import Drafter
 from forerun.engine.drafters import Drafters
 from forerun.engine.host import HostExecutor
@@ -30,6 +30,7 @@ from forerun.policy.controller import Controller
 from forerun.policy.costs import CostTable
 from forerun.policy.decision import PLAIN, Decision, Policy
 from forerun.policy.depth import DepthPolicy
+from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
 CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
@@ -264,8 +265,11 @@ class Engine:
             sequence.counters.count(result.turn.decision.arm, result.drafted, result.accepted)
         return True
 
-    def submit(self, request: Request, sink: TextSink) -> Sequence:
-        """Queue a request. One that can never run is refused here, with the reason."""
+    def submit(self, request: Request, sink: TextSink, constraint: Constraint | None = None) -> Sequence:
+        """Queue a request; `constraint` says what may come next in its answer, and is this answer's alone.
+
+        One that can never run is refused here, with the reason.
+        """
         prompt = len(request.prompt)
         if prompt >= self.context:
             more = " or raise max context" if self.context < self.model.config.context else ""
@@ -281,6 +285,7 @@ class Engine:
                 sink=sink,
                 policy=DepthPolicy(arms[0] if arms else None, request.draft_tokens),
                 limit=limit,
+                constraint=constraint,
                 tokens=list(request.prompt),
                 arms=arms,
             )
@@ -304,7 +309,8 @@ class Engine:
     def _controller(self, sequence: Sequence) -> Policy:
         """Measured time decides when the user leaves it to us."""
         costs, most = self.executor.costs_of([sequence]), self.max_width - 1
-        deepest = {arm.name: min(arm.deepest, most) for name in sequence.arms for arm in SERVED[name] if most > 0}
+        names = sequence.arms if sequence.constraint is None else [*sequence.arms, FORCED.drafter]
+        deepest = {arm.name: min(arm.deepest, most) for name in names for arm in SERVED[name] if most > 0}
         return Controller(
             deepest,
             costs,

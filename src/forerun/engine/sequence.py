@@ -158,6 +158,8 @@ class Sequence:
             return True
         self.tokens.append(token)
         self.history.append(token)
+        if self.constraint is not None:
+            self.constraint.commit(token)
         text, stopped = self.sink.push(token)
         self.emissions.append(Emission(token, text, from_draft))
         if stopped:
