@@ -367,9 +367,9 @@ class DeviceExecutor:
 
 
 def runs_on_device(sequence: Sequence) -> bool:
-    """The device accepts by comparing, filters the best tokens only, and keeps logits to itself."""
-    params = sequence.request.sampling
-    plain = sequence.request.accept == "coupled" and sequence.request.logprobs is None
+    """The device compares, filters the best tokens only, keeps logits to itself and knows no constraints."""
+    request, params = sequence.request, sequence.request.sampling
+    plain = request.accept == "coupled" and request.logprobs is None and sequence.constraint is None
     return plain and (params.greedy or params.top_k <= LARGEST_TOP_K)
 
 

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from forerun.draft.arms import ARMS, SERVED, arm_for
+from forerun.draft.arms import ARMS, FORCED, SERVED, arm_for
 from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.engine.constrained import force
 from forerun.engine.plan import NOTHING, Turn
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence
@@ -95,20 +96,24 @@ class Drafters:
                     self.tell(sequence, drafter)
                     drafter.feed(sequence.id, features)
 
-    def available(self, sequence: Sequence) -> dict[str, bool]:
-        """Which arms have something to draft now."""
-        found: dict[str, bool] = {}
+    def available(self, sequence: Sequence) -> dict[str, int]:
+        """How many drafts each arm may have now."""
+        found: dict[str, int] = {}
+        if sequence.constraint is not None:
+            found[FORCED.name] = len(self._forced(sequence, FORCED.deepest))
         for name in list(sequence.arms):
             drafter = self.by_name[name]
             with self.guarded(sequence, drafter):
                 self.tell(sequence, drafter)
                 fitting = arm_for(name, drafter.ready(sequence.id))
-                found |= {arm.name: arm is fitting for arm in SERVED[name]}
+                found |= {arm.name: arm.deepest if arm is fitting else 0 for arm in SERVED[name]}
         return found
 
     def peek(self, sequence: Sequence, but: str | None, depth: int) -> list[tuple[str, list[int]]]:
         """Arms and drafts that cost nothing, of drafters other than `but` that were told everything."""
         found = []
+        if but != FORCED.drafter and (forced := self._forced(sequence, depth)):
+            found.append((FORCED.name, forced))
         for name in list(sequence.told):
             drafter = self.by_name[name]
             if name == but or sequence.told[name] != len(sequence.tokens):
@@ -119,8 +124,16 @@ class Drafters:
                     found.append((fitting.name, tokens))
         return found
 
+    def _forced(self, sequence: Sequence, most: int) -> list[int]:
+        """What its constraint leaves no choice about."""
+        try:
+            return [] if sequence.constraint is None else sequence.constraint.forced(most)
+        except Exception:  # noqa: BLE001 - the next round meets it again and ends the sequence
+            return []
+
     def propose(self, turns: list[Turn]) -> None:
-        """Ask each drafter once for all its sequences."""
+        """Ask each drafter once for all its sequences; what is forced needs no drafter."""
+        turns = [turn for turn in turns if not force(turn)]
         for name, drafter in self.by_name.items():
             wants: list[tuple[Turn, Want]] = []
             for turn in turns:
@@ -143,6 +156,7 @@ class Drafters:
             return
         for (turn, _), draft in zip(wants, drafts, strict=True):
             turn.draft = sensible(draft, turn.decision.depth, self.vocab)
+            turn.asked, turn.proposed = drafter.name, len(turn.draft.tokens)
 
     def _want(self, turn: Turn, drafter: Drafter) -> Want:
         sequence = turn.sequence

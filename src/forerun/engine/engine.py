@@ -12,7 +12,7 @@ import torch
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.device import free_memory
-from forerun.draft.arms import ARMS, MAX_DEPTH, SERVED
+from forerun.draft.arms import ARMS, FORCED, MAX_DEPTH, SERVED
 from forerun.draft.protocol import Drafter
 from forerun.engine.drafters import Drafters
 from forerun.engine.host import HostExecutor
@@ -341,7 +341,8 @@ class Engine:
     def _controller(self, sequence: Sequence) -> Policy:
         """Measured time decides when the user leaves it to us."""
         costs, most = self.executor.costs_of([sequence]), self.max_width - 1
-        deepest = {arm.name: min(arm.deepest, most) for name in sequence.arms for arm in SERVED[name] if most > 0}
+        names = sequence.arms if sequence.constraint is None else [*sequence.arms, FORCED.drafter]
+        deepest = {arm.name: min(arm.deepest, most) for name in names for arm in SERVED[name] if most > 0}
         return Controller(
             deepest,
             costs,

@@ -162,6 +162,8 @@ class Sequence:
         first = len(self.tokens) == self.prompt_length  # it comes out of the prompt
         self.tokens.append(token)
         self.history.append(token)
+        if self.constraint is not None:
+            self.constraint.commit(token)
         text, stopped = self.sink.push(token)
         arm = arm if from_draft and arm else ""
         round = 0 if first else self.counters.rounds + 1
