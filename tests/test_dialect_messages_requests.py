@@ -184,6 +184,37 @@ def test_what_has_no_effect_is_named(service: FakeChatService, client: anthropic
     assert "x-forerun-warning" not in client.messages.with_raw_response.create(**HELLO).headers
 
 
+def test_messages_of_the_system_may_change_tools_and_pass_away(
+    service: FakeChatService, client: anthropic.Anthropic
+) -> None:
+    user, assistant = {"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}
+    late = {**WEATHER, "name": "late"}
+    reference = {"type": "tool_reference", "name": "weather"}
+    changes = [
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": late}},
+        {"type": "tool_removal", "tool": reference},
+        text("Only now."),
+    ]
+    passing: Any = {"role": "system", "content": changes, "clear_at": "next_user_message"}
+    hasty: Any = {"role": "system", "output_config": {"effort": "low"}}
+    asked: Any = {"model": "tiny", "max_tokens": 5, "tools": [WEATHER]}
+    client.beta.messages.create(**asked, messages=[user, passing, hasty])
+    assert [tool.name for tool in service.job.tools] == ["late"]
+    assert service.job.messages == [user, {"role": "system", "content": "Only now."}]
+    assert service.job.template_options == {"reasoning_effort": "low"}
+    back: Any = {"role": "system", "content": [{"type": "tool_addition", "tool": reference}]}
+    client.beta.messages.create(**asked, messages=[user, passing, assistant, user, back])
+    assert [tool.name for tool in service.job.tools] == ["weather", "late"]
+    assert service.job.messages == [user, assistant, user]
+
+
+def test_unknown_fields_of_claude_code_are_named(server: tuple[FakeChatService, str], service: FakeChatService) -> None:
+    headers = {"anthropic-beta": "interleaved-thinking-2025-05-14,claude-code-20250219"}
+    body = {**HELLO, "tomorrow": 1, "stream": True}
+    reply = httpx.post(f"{server[1]}/v1/messages?beta=true", json=body, headers=headers)
+    assert reply.status_code == 200 and reply.headers["x-forerun-warning"] == "not used: tomorrow"
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -13,6 +13,7 @@ from forerun.serve.chat_job import GenerationWish, OutputFormat, SamplingWish, S
 from forerun.serve.errors import bad_request
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # a token id as the key of a JSON object
 # Names that the template's caller sets itself: a request that set them could change what is rendered, or how.
 RESERVED_OPTIONS = {
     *("messages", "tools", "documents", "conversation", "chat_template", "tokenize", "add_generation_prompt"),
@@ -22,9 +23,9 @@ RESERVED_OPTIONS = {
 
 
 class Strict(BaseModel):
-    """Fields that are not declared are errors, and so are NaN and infinity."""
+    """Fields that are not declared are errors, and so are values of another type, NaN and infinity."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class SpeculativeWish(Strict):
@@ -42,7 +43,7 @@ class Extras(Strict):
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    logit_bias: dict[TokenId, float] | None = None
+    logit_bias: dict[TokenKey, float] | None = Field(default=None, max_length=4096)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     min_tokens: int = Field(default=0, ge=0, lt=2**31)
     ignore_eos: bool = False
@@ -79,7 +80,7 @@ class Extras(Strict):
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()} if self.logit_bias else None,
             seed=self.seed,
         )
         return GenerationWish(

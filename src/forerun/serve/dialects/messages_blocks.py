@@ -97,6 +97,7 @@ class ToolUseBlock(Block):
     name: str
     input: dict[str, Any]
     caller: dict[str, Any] | None = None
+    toolset_name: str | None = None
 
 
 ResultContent = Annotated[
@@ -111,6 +112,7 @@ class ToolResultBlock(Block):
     tool_use_id: str
     content: str | list[ResultContent] | None = None
     is_error: bool | None = None
+    toolset_name: str | None = None
 
 
 # Traces of tools and services that this server does not have; clients keep them in their history.
@@ -124,6 +126,9 @@ Foreign = Literal[
     "tool_search_tool_result",
     "mcp_tool_use",
     "mcp_tool_result",
+    "mcp_tool_listing",
+    "advisor_tool_result",
+    "fallback",
     "container_upload",
     "compaction",
 ]
@@ -135,21 +140,6 @@ class ForeignBlock(Strict):
     model_config = ConfigDict(extra="ignore")
 
     type: Foreign
-
-
-AnyBlock = Annotated[
-    TextBlock
-    | ImageBlock
-    | DocumentBlock
-    | SearchResultBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | ToolReferenceBlock
-    | ForeignBlock,
-    Field(discriminator="type"),
-]
 
 
 class CustomTool(Block):
@@ -182,4 +172,49 @@ def _tool_tag(value: Any) -> str:
 
 AnyTool = Annotated[
     Annotated[CustomTool, Tag("custom")] | Annotated[ServerTool, Tag("server")], Discriminator(_tool_tag)
+]
+
+
+class InlineTool(Strict):
+    """A tool that a conversation brings along."""
+
+    type: Literal["tool_definition"]
+    definition: AnyTool
+
+
+class ToolName(Strict):
+    """A tool that is known already."""
+
+    type: Literal["tool_reference"]
+    name: str
+
+
+class McpReference(Strict):
+    """Tools of a server that only Anthropic's would talk to."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["mcp_tool_reference", "mcp_toolset_reference", "mcp_tool", "mcp_toolset"]
+
+
+class ToolChangeBlock(Block):
+    """From here on there is a tool more, or one less."""
+
+    type: Literal["tool_addition", "tool_removal"]
+    tool: Annotated[InlineTool | ToolName | McpReference, Field(discriminator="type")]
+
+
+AnyBlock = Annotated[
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ToolReferenceBlock
+    | ToolChangeBlock
+    | ForeignBlock,
+    Field(discriminator="type"),
 ]

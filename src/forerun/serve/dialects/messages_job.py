@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, Tool, ToolChoice
+from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, ToolChoice
 from forerun.serve.dialects import messages_blocks as blocks
-from forerun.serve.dialects.conversation import BETWEEN, Conversation, check_choice, check_names, no_media
+from forerun.serve.dialects.conversation import BETWEEN, Conversation, check_choice, no_media
 from forerun.serve.dialects.messages_request import CountRequest, MessagesRequest, Turn
+from forerun.serve.dialects.messages_tools import ToolBox
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.errors import bad_request
 
@@ -21,10 +22,13 @@ def make_job(request: CountRequest, notes: Notes, request_id: str | None = None)
     _note_unused(request, notes)
     conversation = Conversation()
     conversation.system(_system(request, notes))
+    box = ToolBox(request.tools or (), notes)
+    last_user = max((i for i, turn in enumerate(request.messages) if turn.role == "user"), default=-1)
     for index, turn in enumerate(request.messages):
-        _add_turn(conversation, turn, f"messages.{index}", notes)
-    tools = _tools(request, notes)
-    effort = request.output_config.effort if request.output_config else None
+        cleared = turn.role == "system" and turn.clear_at == "next_user_message" and index < last_user
+        _add_turn(conversation, box, turn, f"messages.{index}", notes, cleared)
+    tools = box.tools
+    effort = _effort(request, notes)
     return ChatJob(
         messages=conversation.messages,
         wish=_wish(request),
@@ -65,19 +69,14 @@ def _system(request: CountRequest, notes: Notes) -> str:
     return _text(parts, "system", notes)
 
 
-def _tools(request: CountRequest, notes: Notes) -> list[Tool]:
-    tools = []
-    for tool in request.tools or ():
-        if isinstance(tool, blocks.CustomTool):
-            _note_block(tool, notes)
-            for name in ("input_examples", "allowed_callers", "defer_loading"):
-                if getattr(tool, name):
-                    notes.unused(f"tools.{name}")
-            tools.append(Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict)))
-        else:
-            notes.unused(f"tool {tool.type}")
-    check_names(tools)
-    return tools
+def _effort(request: CountRequest, notes: Notes) -> str | None:
+    """The last word on it."""
+    said = [
+        options for options in (request.output_config, *(turn.output_config for turn in request.messages)) if options
+    ]
+    if any(options.timing for options in said):
+        notes.unused("output_config.timing")
+    return next((options.effort for options in reversed(said) if options.effort), None)
 
 
 def _choice(request: CountRequest) -> ToolChoice:
@@ -96,21 +95,28 @@ def _thinking(request: CountRequest, notes: Notes) -> Thinking:
     wanted = request.thinking
     if wanted is None:
         return Thinking()
-    if wanted.display is not None:
-        notes.unused("thinking.display")
+    for name in ("display", "block_binding"):
+        if getattr(wanted, name) is not None:
+            notes.unused(f"thinking.{name}")
     if wanted.type == "between_tools":
         notes.unused("thinking between_tools")
     enabled = {"enabled": True, "disabled": False}.get(wanted.type)
     return Thinking(enabled, None if enabled is False else wanted.budget_tokens)
 
 
-def _add_turn(conversation: Conversation, turn: Turn, param: str, notes: Notes) -> None:
+def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, notes: Notes, cleared: bool) -> None:
+    """`cleared`: a message of the system whose time is over; what it did to the tools stays."""
     if isinstance(turn.content, str):
         parts: Sequence[Any] = [blocks.TextBlock(type="text", text=turn.content)]
     else:
         parts = turn.content
+    for index, block in enumerate(parts):
+        if isinstance(block, blocks.ToolChangeBlock):
+            box.change(block, f"{param}.content.{index}")
+    parts = [block for block in parts if not isinstance(block, blocks.ToolChangeBlock)]
     if turn.role == "system":
-        conversation.system(_text(parts, f"{param}.content", notes))
+        if not cleared:
+            conversation.system(_text(parts, f"{param}.content", notes))
         return
     says = conversation.says if turn.role == "assistant" else conversation.user
     for index, block in enumerate(parts):
@@ -167,9 +173,9 @@ def _note_unused(request: CountRequest, notes: Notes) -> None:
     """What Claude Code and others always send, and what changes nothing here."""
     if request.mcp_servers:
         raise bad_request("'mcp_servers' is not supported: tools run on the client's side.", "mcp_servers")
-    names = ("cache_control", "context_management", "speed", "betas", "metadata", "container")
-    for name in (*names, "inference_geo", "diagnostics"):
-        if getattr(request, name, None):
+    names = ("cache_control", "context_management", "speed", "thread", "metadata", "container", "inference_geo")
+    for name in (*names, "diagnostics", "fallbacks", "safeguards", *(request.model_extra or ())):
+        if getattr(request, name, None) is not None:
             notes.unused(name)
     if getattr(request, "service_tier", None) not in (None, "auto", "standard_only"):
         notes.unused("service_tier")

@@ -9,12 +9,23 @@ from pydantic import ConfigDict, Field
 from forerun.serve.dialects.fields import Extras, Strict
 from forerun.serve.dialects.messages_blocks import AnyBlock, AnyTool, TextBlock
 
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class TurnOptions(Strict):
+    """How hard to try from this message on."""
+
+    effort: Effort | None = None
+    timing: dict[str, Any] | None = None
+
 
 class Turn(Strict):
-    """One message."""
+    """One message. The last two fields belong to messages of the system."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[AnyBlock]
+    content: str | list[AnyBlock] = ""
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: TurnOptions | None = None
 
 
 class ThinkingOptions(Strict):
@@ -22,7 +33,8 @@ class ThinkingOptions(Strict):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(default=None, ge=0, lt=2**31)
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    block_binding: dict[str, Any] | None = None
 
 
 class Choice(Strict):
@@ -40,16 +52,20 @@ class SchemaFormat(Strict):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Strict):
+class OutputConfig(TurnOptions):
     """How hard to try, and what the answer must look like."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: SchemaFormat | None = None
     task_budget: dict[str, Any] | None = None
 
 
 class CountRequest(Extras):
-    """What decides the prompt, and so its number of tokens."""
+    """What decides the prompt, and so its number of tokens.
+
+    Claude Code sends new fields with every other release; they are kept apart (`model_extra`), to be named or refused.
+    """
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
     model: str
     messages: list[Turn] = Field(min_length=1)
@@ -63,7 +79,7 @@ class CountRequest(Extras):
     context_management: dict[str, Any] | None = None
     mcp_servers: list[dict[str, Any]] | None = None
     speed: str | None = None
-    betas: list[str] | None = None
+    thread: dict[str, Any] | None = None
 
 
 class MessagesRequest(CountRequest):
@@ -71,7 +87,8 @@ class MessagesRequest(CountRequest):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"model": "any", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]}]
+            "additionalProperties": False,
+            "examples": [{"model": "any", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]}],
         }
     )
 
@@ -85,3 +102,5 @@ class MessagesRequest(CountRequest):
     container: str | dict[str, Any] | None = None
     inference_geo: str | None = None
     diagnostics: dict[str, Any] | None = None
+    fallbacks: list[dict[str, Any]] | str | None = None
+    safeguards: Any = None

@@ -12,6 +12,7 @@ from forerun.serve.dialects.messages_job import make_job
 from forerun.serve.dialects.messages_request import CountRequest, MessagesRequest
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.transport import EventStream, dialect_route, request_id, whole_answer
+from forerun.serve.errors import bad_request
 from forerun.serve.settings import ServeSettings
 
 
@@ -22,6 +23,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
     @routes.post("/v1/messages", response_model=None)
     async def create(body: MessagesRequest, request: Request) -> Response:
         """An answer in the form of the Messages API, whole or as events."""
+        _check_fields(body, request)
         notes = Notes()
         notes.model(body.model, service.model)
         named = request_id(request)
@@ -33,11 +35,19 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
         return await whole_answer(request, run, encoder, headers)
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
-    async def count(body: CountRequest) -> Response:
+    async def count(body: CountRequest, request: Request) -> Response:
         """How many tokens such a request has, template and tools included."""
+        _check_fields(body, request)
         notes = Notes()
         notes.model(body.model, service.model)
         count = await service.count_tokens(make_job(body, notes))
         return JSONResponse({"input_tokens": count}, headers=notes.headers())
 
     return routes
+
+
+def _check_fields(body: CountRequest, request: Request) -> None:
+    """Fields that nobody here knows are errors, unless Claude Code sends them: then they are named in the warning."""
+    if body.model_extra and "claude-code" not in request.headers.get("anthropic-beta", ""):
+        name = next(iter(body.model_extra))
+        raise bad_request(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
