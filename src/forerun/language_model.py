@@ -45,6 +45,7 @@ class LanguageModel:
         default_factory=list
     )  # for requests that leave the drafter to forerun, or ask for mtp
     cost_file: CostFile | None = None  # where what rounds cost is kept for the next run
+    drafter_labels: dict[str, str] = field(default_factory=dict)  # what each drafter is, in a few words
 
     def start(self, prompt: Prompt, *, progress: Progress | None = None, **given: Any) -> Generation:
         """Queue a request; `given` are `GenerationOptions`."""
