@@ -108,7 +108,7 @@ class Generation:
                 return self._last()
             self._advance()
         emission = sequence.emissions[0]
-        chunk = Chunk(emission.text, emission.token, emission.from_draft)
+        chunk = Chunk(emission.text, emission.token, emission.from_draft, arm=emission.arm)
         with interrupts_held():
             self._text.append(emission.text)
             sequence.emissions.popleft()

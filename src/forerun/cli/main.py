@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 
 from forerun import __version__
 from forerun.cli.bench import bench
+from forerun.cli.chat import chat
 from forerun.cli.check import check
 from forerun.cli.convert import convert
 from forerun.cli.generate import generate
@@ -59,6 +60,7 @@ def build_app() -> typer.Typer:
     app.callback(invoke_without_command=True)(_overview)
     app.command()(generate)
     app.command()(serve)
+    app.command()(chat)
     app.command()(check)
     app.command()(bench)
     app.command()(convert)
