@@ -17,6 +17,7 @@ from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.options import GenerationOptions
 
+DETAILS = [{"text": "Hel", "source": "model", "round": 0}, {"text": "lo", "source": "mtp", "round": 1}]
 USER = [{"role": "user", "content": "hi"}]
 OWN = {"tokens_per_second": 50.0, "tokens_per_round": 2.5, "seconds_saved": 0.5, "seed": 3, "guaranteed": True}
 
@@ -32,7 +33,7 @@ class FakeServer(ThreadingHTTPServer):
         self.lines = stream_of(
             chunk({"role": "assistant", "content": ""}),
             chunk({"reasoning_content": "hm"}),
-            chunk({"content": "Hello"}, tokens=[{"text": "Hel", "arm": "model"}, {"text": "lo", "arm": "mtp"}]),
+            chunk({"content": "Hello"}, token_details=DETAILS),
             chunk({"content": " you"}, finish_reason=None),
             chunk({}, finish_reason="length"),
             {"choices": [], "usage": {"completion_tokens": 7}, "forerun": OWN},
@@ -152,9 +153,9 @@ def test_the_command_line(
 
 
 def test_text_whose_tokens_do_not_add_up_is_shown_as_it_is() -> None:
-    split = [{"text": "\ufffd", "arm": "mtp"}, {"text": "\ufffd", "arm": "mtp"}]
-    assert list(pieces({"delta": {"content": "é"}, "tokens": split})) == [Piece("é", "mtp")]
-    assert list(pieces({"delta": {"content": "é"}, "tokens": [*split, {"text": "", "arm": "lookup"}]})) == [
+    split = [{"text": "\ufffd", "source": "mtp"}, {"text": "\ufffd", "source": "mtp"}]
+    assert list(pieces({"delta": {"content": "é"}, "token_details": split})) == [Piece("é", "mtp")]
+    assert list(pieces({"delta": {"content": "é"}, "token_details": [*split, {"text": "", "source": "lookup"}]})) == [
         Piece("é", "mtp")
     ]
     assert list(pieces({"delta": {"content": None}})) == []

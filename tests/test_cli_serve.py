@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -15,9 +16,11 @@ import forerun
 from forerun import memory_plan
 from forerun.cli.main import main
 from forerun.cli.serve_screen import base_url
+from forerun.errors import ForerunError
 from forerun.memory_plan import MemoryPlan, PlannedDrafter
+from forerun.serve import settings_check
 from forerun.serve.settings import ServeSettings
-from forerun.serve.settings_check import is_loopback
+from forerun.serve.settings_check import free_port, is_loopback
 
 MIB = 2**20
 PLAN = MemoryPlan(
@@ -43,8 +46,8 @@ class FakeServer:
         self.model, self.loading = model, loading
         return SimpleNamespace(head_warnings=[], probe=SimpleNamespace(guaranteed=True))
 
-    def run(self, load: Callable[[], Any], settings: ServeSettings) -> None:
-        self.settings = settings
+    def run(self, load: Callable[[], Any], settings: ServeSettings, model: str) -> None:
+        self.settings, self.served = settings, model
         load()
 
 
@@ -55,6 +58,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     monkeypatch.setitem(sys.modules, "forerun.serve.run", module)
     monkeypatch.setattr(forerun, "load", fake.load)
     monkeypatch.setattr(memory_plan, "memory_plan", lambda loaded: PLAN)
+    monkeypatch.setattr(settings_check, "free_port", lambda host, port: port)  # nothing is opened here
     return fake
 
 
@@ -201,6 +205,17 @@ def test_mistakes_elsewhere_are_one_line(
     assert "cannot read" in refuse(["--config", "/there/is/none"], capsys, server)
     monkeypatch.setenv("FORERUN_PORT", "x")
     assert "FORERUN_PORT" in refuse([], capsys, server)
+
+
+def test_ports_are_tried_before_a_model_loads() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ForerunError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*; try --port 0"):
+            free_port("127.0.0.1", port)
+        assert free_port("127.0.0.1", 0) not in (0, port)
+    assert free_port("127.0.0.1", port) == port
+    with pytest.raises(ForerunError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        free_port("192.0.2.1", 0)
 
 
 def test_addresses() -> None:

@@ -18,7 +18,6 @@ from forerun.options import GenerationOptions
 CONNECT_SECONDS = 600.0  # a prompt may take long to read; a server that is gone refuses at once
 LOCAL_ONLY = ("raw", "lang_bias", "suppress", "accept")  # what a request over HTTP has no field for
 SENT = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
-OWN_WORDS = ("model", "plain", "")  # of a token that nobody drafted
 
 
 class RemoteTalker:
@@ -143,14 +142,19 @@ def pieces(choice: Mapping[str, Any]) -> Iterator[Piece]:
     content = delta.get("content")
     if not content:
         return
-    tokens = [token for token in choice.get("tokens") or () if token.get("text")]
-    if tokens and "".join(token["text"] for token in tokens) == content:
+    tokens = [token for token in choice.get("token_details") or () if token.get("text")]
+    if "".join(token["text"] for token in tokens) == content:
         for token in tokens:
-            yield Piece(token["text"], "" if token.get("arm") in OWN_WORDS else str(token.get("arm", "")))
+            yield Piece(token["text"], _drafter(token))
     else:  # text that was held back, or tokens that share a character
-        arms = {token.get("arm", "") for token in tokens}
-        arm = arms.pop() if len(arms) == 1 else ""
-        yield Piece(content, "" if arm in OWN_WORDS else arm)
+        arms = {_drafter(token) for token in tokens}
+        yield Piece(content, arms.pop() if len(arms) == 1 else "")
+
+
+def _drafter(token: Mapping[str, Any]) -> str:
+    """Who drafted a token; nobody, where the model itself chose it."""
+    source = str(token.get("source", ""))
+    return "" if source == "model" else source
 
 
 def events(stream: HTTPResponse) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,7 +85,7 @@ def serve(
         raise ForerunError("--head is empty: give the folder of an MTP head")
     require_positive("--max-context", max_context)
 
-    from forerun.serve.settings_check import check_settings
+    from forerun.serve.settings_check import check_settings, free_port
 
     check_settings(settings)
     loading: dict[str, Any] = {
@@ -101,6 +102,7 @@ def serve(
     if dry_run:
         print_plan(_load(model, loading, quiet))
         return
+    settings = replace(settings, port=free_port(settings.host, settings.port))
     _start(model, loading, settings, log_level, quiet)
 
 
@@ -115,7 +117,7 @@ def _start(model: str, loading: Mapping[str, Any], settings: ServeSettings, leve
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=level.upper())
     from forerun.serve.run import run_server
 
-    run_server(load, settings)
+    run_server(load, settings, model)
 
 
 def _load(model: str, loading: Mapping[str, Any], quiet: bool) -> LanguageModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import socket
 
 from forerun.errors import ForerunError
 from forerun.serve.settings import ServeSettings
@@ -30,6 +31,18 @@ def check_settings(settings: ServeSettings) -> None:
             f"--host {settings.host} can be reached by others: set a key with --api-key or FORERUN_API_KEY, "
             "or listen on 127.0.0.1"
         )
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, or for 0 one that is free now; one that is taken is found out before a model loads."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not count
+        try:
+            listener.bind((host.strip("[]"), port))
+        except OSError as error:
+            raise ForerunError(f"cannot listen on {host}:{port}: {error.strerror or error}; try --port 0") from error
+        return int(listener.getsockname()[1])
 
 
 def is_loopback(host: str) -> bool:
