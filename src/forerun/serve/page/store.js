@@ -1,0 +1,68 @@
+/** Where conversations are kept: the browser's IndexedDB, or memory alone where that is closed (private windows). */
+
+const NAME = "forerun";
+const TABLE = "conversations";
+
+export async function openStore() {
+  try {
+    return new BrowserStore(await open());
+  } catch {
+    return new MemoryStore();
+  }
+}
+
+function open() {
+  return new Promise((resolve, reject) => {
+    const request = indexedDB.open(NAME, 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(TABLE, { keyPath: "id" });
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+    request.onblocked = () => reject(new Error("blocked"));
+  });
+}
+
+class BrowserStore {
+  lasting = true;
+
+  constructor(database) {
+    this.database = database;
+  }
+
+  all() {
+    return this.#run("readonly", (table) => table.getAll());
+  }
+
+  put(conversation) {
+    return this.#run("readwrite", (table) => table.put(conversation));
+  }
+
+  remove(id) {
+    return this.#run("readwrite", (table) => table.delete(id));
+  }
+
+  #run(mode, action) {
+    return new Promise((resolve, reject) => {
+      const transaction = this.database.transaction(TABLE, mode);
+      const request = action(transaction.objectStore(TABLE));
+      transaction.oncomplete = () => resolve(request.result);
+      transaction.onerror = transaction.onabort = () => reject(transaction.error);
+    });
+  }
+}
+
+class MemoryStore {
+  lasting = false;
+  kept = new Map();
+
+  async all() {
+    return [...this.kept.values()];
+  }
+
+  async put(conversation) {
+    this.kept.set(conversation.id, conversation);
+  }
+
+  async remove(id) {
+    this.kept.delete(id);
+  }
+}
