@@ -110,12 +110,12 @@ def serve_page(fake: FakeServer) -> FastAPI:
         script = fake.script_for(body)
         if script.status != 200:
             return JSONResponse({"error": script.error}, script.status, script.headers)
-        return StreamingResponse(stream(fake, script, request), media_type="text/event-stream")
+        return StreamingResponse(stream(fake, script), media_type="text/event-stream")
 
     return app
 
 
-async def stream(fake: FakeServer, script: Script, request: Request) -> AsyncIterator[str]:
+async def stream(fake: FakeServer, script: Script) -> AsyncIterator[str]:
     """Chunks as the server sends them, one for each round."""
     started = time.perf_counter()
     base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "usage": None}
@@ -125,11 +125,12 @@ async def stream(fake: FakeServer, script: Script, request: Request) -> AsyncIte
         return f"data: {json.dumps(base | {'choices': [choice]})}\n\n"
 
     async def hold() -> None:
-        while not fake.release.is_set():
-            if await request.is_disconnected():
-                fake.cancelled += 1
-                raise asyncio.CancelledError
-            await asyncio.sleep(0.01)
+        try:
+            while not fake.release.is_set():
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:  # the client has left
+            fake.cancelled += 1
+            raise
 
     yield ": ping\n\n"
     if script.hold_first:
@@ -189,13 +190,13 @@ def running(fake: FakeServer) -> Iterator[FakeServer]:
     """Serves on a free port, in a thread of its own."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(serve_page(fake), log_level="error", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(serve_page(fake), log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     fake.url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     try:
         yield fake
     finally:
-        server.should_exit = True
+        server.should_exit = server.force_exit = True
         fake.release.set()
         thread.join(5)

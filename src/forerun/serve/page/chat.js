@@ -16,6 +16,7 @@ import {
 } from "./conversations.js";
 import { fillAnswer } from "./answering.js";
 import { chatRequest } from "./request.js";
+import { rescue, rescued } from "./store.js";
 
 const SAVE_EVERY = 1000; // milliseconds, while an answer grows
 
@@ -34,7 +35,12 @@ export class Chat extends EventTarget {
   }
 
   async load() {
-    this.conversations = await this.store.all();
+    const kept = new Map((await this.store.all()).map((conversation) => [conversation.id, conversation]));
+    for (const conversation of rescued()) {
+      kept.set(conversation.id, conversation);
+      this.store.put(conversation).catch(() => this.#tell("unsaved"));
+    }
+    this.conversations = [...kept.values()];
     for (const conversation of this.conversations) {
       for (const node of Object.values(conversation.nodes)) {
         // The page was closed in the middle of it.
@@ -133,8 +139,8 @@ export class Chat extends EventTarget {
   }
 
   /** Keeps half an answer when the page goes away. */
-  saveRunning() {
-    for (const id of this.runs.keys()) this.#save(this.conversations.find((conversation) => conversation.id === id));
+  rescueRunning() {
+    rescue(this.conversations.filter(({ id }) => this.runs.has(id)));
   }
 
   async #answer(conversation, question) {

@@ -3,6 +3,7 @@
 import { el } from "./dom.js";
 import { short } from "./figures.js";
 import { MixView } from "./mix_view.js";
+import { drafterName } from "./sources.js";
 import { Sparkline } from "./sparkline.js";
 
 const EVERY = 1000;
@@ -77,9 +78,10 @@ export class EngineView {
     this.requests.draw(state.running + state.waiting, `${state.running}`, ` · ${state.waiting} waiting`);
     this.cache.draw(null, `${Math.round(100 * state.cache_usage)}`, " %");
     this.cacheBar.style.width = `${100 * Math.min(1, state.cache_usage)}%`;
-    const rounds = Object.values(state.arms).reduce((sum, count) => sum + count, 0);
-    this.mix.root.hidden = rounds === 0;
-    if (rounds) this.mix.update(state.arms);
+    const arms = Object.entries(state.arms).map(([arm, rounds]) => [drafterName(arm), rounds]);
+    const used = arms.some(([, rounds]) => rounds > 0);
+    this.mix.root.hidden = !used;
+    if (used) this.mix.update(Object.fromEntries(arms));
   }
 }
 

@@ -1,11 +1,12 @@
 /** What can be set for the answers to come. Everything is kept as it is typed; empty means the server's default. */
 
 import { el, iconButton } from "./dom.js";
+import { drafterName } from "./sources.js";
 
 const NUMBERS = [
   // setting, label, name among the server's defaults, attributes
   ["temperature", "Temperature", "temperature", { min: 0, max: 2, step: "any" }],
-  ["topP", "Top p", "top_p", { min: 0, max: 1, step: "any" }],
+  ["topP", "Top p", "top_p", { min: 0.01, max: 1, step: "any" }],
   ["topK", "Top k", "top_k", { min: 0, step: 1 }],
   ["minP", "Min p", "min_p", { min: 0, max: 1, step: "any" }],
   ["maxTokens", "Max tokens", "max_tokens", { min: 1, step: 1 }],
@@ -32,7 +33,11 @@ export class SettingsDialog {
   }
 
   know(props) {
-    this.props = { defaults: {}, drafters: [], ...props };
+    const { defaults = props.generation_defaults ?? {}, drafters = [] } = props;
+    this.props = { defaults, drafters };
+    // What was set for another model may not exist here.
+    const { draft } = this.settings.values;
+    if (!["auto", "off", ...drafters].includes(draft)) this.settings.set({ draft: "auto", depth: null });
   }
 
   open() {
@@ -53,7 +58,7 @@ export class SettingsDialog {
     const numbers = NUMBERS.map(([name, label, field, bounds]) =>
       this.#number(name, label, defaults[field] ?? NO_DEFAULT[field] ?? "default", bounds),
     );
-    this.depth = this.#number("depth", "Drafts per round", "measured", { min: 1, max: 16, step: 1 });
+    this.depth = this.#number("depth", "Drafts per round", "measured", { min: 1, max: 15, step: 1 });
     const budget = this.#number("thinkingBudget", "Thinking budget", "no limit", { min: 0, step: 1 });
     this.root.replaceChildren(
       el(
@@ -142,8 +147,6 @@ export class SettingsDialog {
 
   #drafters() {
     const choices = ["auto", "off", ...this.props.drafters];
-    // It may have been set for another model.
-    if (!choices.includes(this.settings.values.draft)) this.settings.set({ draft: "auto", depth: null });
     return el(
       "fieldset",
       { class: "segments", "aria-label": "Who drafts" },
@@ -163,7 +166,7 @@ export class SettingsDialog {
             },
             value: name,
           }),
-          el("span", {}, name),
+          el("span", {}, drafterName(name)),
         ),
       ),
     );

@@ -21,6 +21,11 @@ export function sourceOf(name) {
   return { key: "other", name, story: `Drafted by ${name}; the model agreed.` };
 }
 
+/** The engine calls its draft model "model", as an arm. Beside tokens of the model itself that would mislead. */
+export function drafterName(arm) {
+  return arm === "model" ? "draft model" : arm;
+}
+
 /** [source, count] of each source, the model first and then by count. `counts`: by the server's names. */
 export function mixOf(counts) {
   const mix = new Map();

@@ -2,12 +2,34 @@
 
 const NAME = "forerun";
 const TABLE = "conversations";
+const RESCUED = "forerun.rescued"; // of localStorage
 
 export async function openStore() {
   try {
     return new BrowserStore(await open());
   } catch {
     return new MemoryStore();
+  }
+}
+
+/**
+ * Keeps conversations when the page is about to go away. A database may not finish by then; this is done when it
+ * returns.
+ */
+export function rescue(conversations) {
+  try {
+    if (conversations.length) localStorage.setItem(RESCUED, JSON.stringify(conversations));
+  } catch {
+    // Too much for it: what the database has is all there is.
+  }
+}
+
+/** What was kept that way, once. */
+export function rescued() {
+  try {
+    return JSON.parse(localStorage.getItem(RESCUED) ?? "[]");
+  } finally {
+    localStorage.removeItem(RESCUED);
   }
 }
 

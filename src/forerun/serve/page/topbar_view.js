@@ -2,6 +2,7 @@
 
 import { el, iconButton } from "./dom.js";
 import { icon } from "./icons.js";
+import { drafterName } from "./sources.js";
 
 const THEMES = ["system", "light", "dark"];
 const THEME_ICONS = { system: "half", light: "sun", dark: "moon" };
@@ -71,7 +72,7 @@ export class TopbarView {
     this.name.title = model;
     const facts = [];
     if (context) facts.push(`${context.toLocaleString("en")} tokens of context`);
-    if (drafters.length) facts.push(`drafts by ${drafters.join(", ")}`);
+    if (drafters.length) facts.push(`drafts by ${drafters.map(drafterName).join(", ")}`);
     this.facts.textContent = facts.join(" · ");
     document.title = `${model} · forerun`;
   }
