@@ -121,6 +121,7 @@ class EngineRoom:
         reason, times = "error", live.times
         try:
             if sequence.error is not None:
+                check_device(self.engine.pool.device, sequence.error)
                 raise sequence.error
             tail = live.work.sink.flush()
             response = self.model.response(sequence, "".join([*live.texts, tail]))
@@ -133,6 +134,8 @@ class EngineRoom:
                 queue_seconds=(times.begun or times.submitted) - times.submitted,
                 first_token_seconds=(times.first or times.submitted) - times.submitted,
             )
+        except DeviceLost:
+            raise
         except Exception as error:  # noqa: BLE001 - it is this answer's alone
             return client_error(error)
         finally:
@@ -150,6 +153,20 @@ class EngineRoom:
                 for live in [live for live in self.lives.values() if live.answer.loop is loop]:
                     self.release(live)
                     self._forget(live.answer)
+
+
+class DeviceLost(Exception):
+    """Nothing will run on it any more, whoever asks."""
+
+
+def check_device(device: torch.device, error: Exception) -> None:
+    """After an error that was not foreseen: a GPU may be lost for this process, and then no request can be served."""
+    if device.type != "cuda" or isinstance(error, ForerunError | torch.OutOfMemoryError):
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as gone:
+        raise DeviceLost(str(gone)) from error
 
 
 def hand_out(entries: list[HandOver]) -> None:

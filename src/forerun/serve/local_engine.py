@@ -43,6 +43,7 @@ class LocalEngine:
         self._room: EngineRoom | None = None
         self._thread: EngineThread | None = None
         self._answers: dict[LocalAnswer, Live] = {}  # not ended and not closed
+        self._places = self.settings.max_running  # answers that may be in the making at once
         self._empty: asyncio.Event | None = None  # set when there are none left, while somebody waits for that
 
     async def load(self, make: Callable[[], LanguageModel], progress: Progress | None = None) -> LanguageModel:
@@ -65,7 +66,10 @@ class LocalEngine:
     def open(self, model: LanguageModel) -> None:
         """Serve a model that is loaded. From now on nobody else may use its engine."""
         assert self._thread is None, "one model"
-        model.engine.scheduler.max_sequences = self.settings.max_running
+        scheduler = model.engine.scheduler
+        if scheduler.max_sequences < self.settings.max_running:
+            log.warning("at most %d answers can be in the making at once", scheduler.max_sequences)
+        scheduler.max_sequences = self._places = min(scheduler.max_sequences, self.settings.max_running)
         self.model, self._room = model, EngineRoom(model, self.tally, lambda gone: self._answers.pop(gone, None))
         self._thread = EngineThread(model.engine, self._room.delivered, died=self._died)
         self._status = "ready"
@@ -99,9 +103,9 @@ class LocalEngine:
         """What finds a place in the rounds at once does not wait; where somebody waits for memory, nobody does."""
         lives = list(self._answers.values())
         waiting = sum(live.times.begun is None for live in lives)
-        free = 0 if room.blocked else max(0, self.settings.max_running - (len(lives) - waiting))
+        free = 0 if room.blocked else max(0, self._places - (len(lives) - waiting))
         if waiting + more > self.settings.max_queue + free:
-            seconds = self.tally.mean_seconds * max(1, waiting) / self.settings.max_running
+            seconds = self.tally.mean_seconds * max(1, waiting) / self._places
             raise ApiError(
                 429,
                 f"{waiting} answers are waiting already: try again later",
@@ -164,14 +168,14 @@ class LocalEngine:
                 await asyncio.wait_for(self._empty.wait(), timeout)
             except TimeoutError:
                 log.warning("%d answers were stopped: they took too long to finish", len(self._answers))
-        for answer in list(self._answers):
-            answer.fail(unavailable("the server is shutting down"))
         await self.close()
 
     async def close(self) -> None:
-        """End the thread; what still runs is left as it is."""
+        """Stop what still runs, and end the thread."""
         if self._status != "broken":
             self._status = "draining"
+        for answer in list(self._answers):
+            answer.fail(unavailable("the server is shutting down"))
         if self._thread is not None:
             await beside(partial(self._thread.close, END))
         if self.model is not None:
