@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from forerun.text.detokenizer import REPLACEMENT, Detokenizer, _byte_spelling
+from forerun.text.detokenizer import REPLACEMENT, Detokenizer, byte_spelling
 
 SPECIALS = ["<unk>", "<s>", "</s>"]
 
@@ -72,8 +72,8 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def test_byte_alphabet_is_the_librarys() -> None:
-    assert set(_byte_spelling()) == set(pre_tokenizers.ByteLevel.alphabet())
-    assert sorted(_byte_spelling().values()) == list(range(256))
+    assert set(byte_spelling()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(byte_spelling().values()) == list(range(256))
 
 
 @settings(max_examples=200, deadline=None)

@@ -47,7 +47,7 @@ class Detokenizer:
         self._shown: dict[int, str] = {
             index: added[index].content for index in self._special if added[index].content in shown
         }
-        decoders = _decoder_names(backend)
+        decoders = decoder_names(backend)
         self._text: _TextSource
         if decoders == ["ByteLevel"]:
             self._text = _ByteLevelText(backend)
@@ -107,7 +107,7 @@ class _ByteLevelText:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._byte_of = _byte_spelling()
+        self._byte_of = byte_spelling()
         self._utf8 = _Utf8(mark_every_byte=False)
 
     def push(self, token: int) -> str:
@@ -177,7 +177,7 @@ class _ContextText:
         return text
 
 
-def _decoder_names(backend: Any) -> list[str]:
+def decoder_names(backend: Any) -> list[str]:
     """The kinds of decoder in the tokenizer's decoding pipeline, in order."""
     if backend.decoder is None:
         return []
@@ -186,7 +186,7 @@ def _decoder_names(backend: Any) -> list[str]:
     return [step["type"] for step in steps]
 
 
-def _byte_spelling() -> dict[str, int]:
+def byte_spelling() -> dict[str, int]:
     """The byte-level alphabet: printable Latin-1 characters stand for themselves, the others for U+0100 onwards."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
