@@ -13,6 +13,7 @@ import pytest
 from families import FORMATS, TOOLS, family_format, family_tokenizer, joined, short
 
 from forerun.errors import ForerunError
+from forerun.sample.grammar import GrammarVocabulary, compile_grammar
 from forerun.serve.chat_job import Tool
 from forerun.serve.parsing.formats import AnswerFormat
 from forerun.serve.parsing.make import make_parser
@@ -92,6 +93,20 @@ def test_marks_that_are_not_tokens_are_spelled_out() -> None:
         family_format("mistral"), mark_ids={"[TOOL_CALLS]": family_format("mistral").mark_ids["[TOOL_CALLS]"]}
     )
     assert accepts("mistral", tool_grammar(format, TOOLS, "required"), old)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_many_tools_with_long_descriptions_fit_into_the_limits_of_a_request(name: str) -> None:
+    """As coding agents send them: thirty tools, most of it prose."""
+    properties = {f"{word}_{i}": {"type": "string", "description": "d" * 300} for i in range(8) for word in ("a", "b")}
+    properties["description"] = {"type": "string", "default": "x", "enum": ["x", "title"]}
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": properties}
+    tools = [Tool(f"tool_{i}", parameters={**schema, "required": ["a_0", "description"]}) for i in range(30)]
+    tokenizer = family_tokenizer(name)
+    lark = tool_grammar(family_format(name), tools, "required")
+    compile_grammar(GrammarVocabulary(tokenizer, len(tokenizer)), "grammar", lark)
+    assert lark.count("dddd") == 0
+    assert "title" in lark
 
 
 def test_tools_that_cannot_be_called_are_errors() -> None:

@@ -9,6 +9,10 @@ from typing import Any
 # One way to put spaces, so that an answer cannot go on in white space for ever.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
+_FOR_READERS = ("description", "title", "examples", "default", "deprecated", "$comment", "$schema", "$id")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # names, which may be any word, → schemas
+_VALUES = ("enum", "const", "required")
+
 
 class Rules:
     """Collects rules; equal ones are made once."""
@@ -52,7 +56,7 @@ class Rules:
     def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
         """A value of a JSON schema. Words that llguidance does not know are errors for strict tools only."""
         style = {**_STYLE, "lenient": not strict}
-        return self.rule("%json " + json.dumps({**schema, "x-guidance": style}, ensure_ascii=False))
+        return self.rule("%json " + json.dumps({**_bare(schema), "x-guidance": style}, ensure_ascii=False))
 
     def text_until(self, end: str) -> str:
         """Any text, up to and with this end."""
@@ -62,3 +66,20 @@ class Rules:
         """The whole grammar, the start first."""
         first = {name: body for name, body in self._rules.items() if name == "start"}
         return "".join(f"{name}: {body}\n" for name, body in (first | self._rules).items())
+
+
+def _bare(schema: Any) -> Any:
+    """The schema without words for readers: they make most of the length of tools that agents send."""
+    if isinstance(schema, list):
+        return [_bare(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    bare: dict[str, Any] = {}
+    for word, value in schema.items():
+        if word in _FOR_READERS:
+            continue
+        if word in _NAMED and isinstance(value, Mapping):
+            bare[word] = {name: _bare(one) for name, one in value.items()}
+        else:
+            bare[word] = value if word in _VALUES else _bare(value)
+    return bare
