@@ -201,8 +201,7 @@ class Engine:
             # Who copies from the text has something to copy then only if it would have been right now.
             arm = wish.decision.arm
             copies = arm is not None and ARMS[arm].at_once
-            expected = self._watch.expected(wish.sequence) if copies else []
-            self._wishes.append(replace(wish, expected=expected))
+            self._wishes.append(replace(wish, expected=self._watch.expected(wish.sequence)) if copies else wish)
 
     def _start(self, plan: Plan) -> None:
         if not plan.turns and not plan.prompts:
@@ -250,11 +249,12 @@ class Engine:
         for costs, measured in outcome.times if outcome.typical else ():
             measured.seconds += more
             costs.learn_round(measured)
+        plain = self._batch.plain_seconds(len(taken)) if len(taken) > 1 else 0.0
         for result in taken:
             sequence = result.turn.sequence
             sequence.counters.spend(result.took + more, result.drafting)
             if outcome.typical and result.tokens:
-                seconds, plain = result.seconds + more, self._batch.plain_seconds(len(taken))
+                seconds = result.seconds + more
                 if result.turn.shared:
                     gain = len(result.tokens) * plain - seconds if plain and result.drafted else 0.0
                     sequence.policy.share(result.turn.decision, result.drafted, result.accepted, gain)

@@ -102,6 +102,8 @@ class Scheduler:
 
     def make_room(self, sequence: Sequence, tokens: int) -> bool:
         """Let a sequence hold `tokens` tokens, parking the youngest others if need be. False when it cannot."""
+        if not sequence.cache.missing(tokens):
+            return True  # most rounds end here
         while not self._reclaim(sequence.cache.missing(tokens)):
             # One that still reads its prompt gives way too: else an answer would end for want of pages that come back.
             others = [s for s in self.active if s.status in (Status.RUNNING, Status.PREFILL) and s is not sequence]
