@@ -150,7 +150,7 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
     service = ModelService(name, engine, aliases)
 
     async def make_ready() -> None:
-        service.ready(loaded_model(await engine.load(load)))
+        service.ready(loaded_model(await engine.load(load), settings))
         log.info("ready: %s", name)
 
     await serve(create_app(service, settings), engine, settings, make_ready())
