@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
 from torch import Tensor
 
-from forerun.draft.arms import FORCED, SERVED, arm_for
+from forerun.draft.arms import ARMS, FORCED, SERVED, arm_for
 from forerun.draft.protocol import Draft, Drafter, Want
 from forerun.engine.constrained import force
 from forerun.engine.plan import NOTHING, Turn
+from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence
+from forerun.errors import ForerunError
 from forerun.sample.row import Row
 
 log = logging.getLogger("forerun")
@@ -23,11 +25,24 @@ Result = TypeVar("Result")
 class Drafters:
     """By name. A sequence may use those in its `arms`; the ones in its `told` follow it."""
 
-    def __init__(self, drafters: dict[str, Drafter], vocab: int) -> None:
-        self.by_name, self.vocab = drafters, vocab
+    def __init__(self, drafters: dict[str, Drafter], vocab: int, unavailable: Mapping[str, str] | None = None) -> None:
+        """`unavailable`: why a drafter that a user may ask for is not among them."""
+        self.by_name, self.vocab, self.unavailable = drafters, vocab, dict(unavailable or {})
 
     def __contains__(self, name: str) -> bool:
         return name in self.by_name
+
+    def arms_for(self, request: Request) -> list[str]:
+        """Those that a request may use."""
+        if request.draft == "off":
+            return []
+        if request.draft == "auto":
+            names = [name for name in SERVED if name in self.by_name]
+            return names if request.draft_tokens is None else names[:1]
+        if request.draft not in self.by_name:
+            reason = self.unavailable.get(request.draft) or ARMS[request.draft].hint
+            raise ForerunError(f"no {request.draft} drafter is loaded: {reason}")
+        return [request.draft]
 
     @contextmanager
     def guarded(self, sequence: Sequence, drafter: Drafter) -> Iterator[None]:
@@ -51,9 +66,19 @@ class Drafters:
             drafter.observe(sequence.id, sequence.tokens[told:])
         sequence.told[drafter.name] = len(sequence.tokens)
 
+    def leave_out(self, sequence: Sequence) -> None:
+        """Its batch does not draft: whoever would have to read its prompt now is not among its drafters.
+
+        The others, who read it when they are first asked, stay.
+        """
+        sequence.announced = False
+        for name in [name for name in sequence.arms if self.by_name[name].wants_features]:
+            sequence.policy.drop(name)
+            sequence.arms.remove(name)
+
     def announce(self, sequence: Sequence) -> None:
         """Tell everybody of the prompt. A device that still computes on it hides what they do with it."""
-        for name in list(sequence.arms):
+        for name in list(sequence.arms) if sequence.announced else ():
             drafter = self.by_name[name]
             with self.guarded(sequence, drafter):
                 self.tell(sequence, drafter)

@@ -15,8 +15,9 @@ import torch
 from forerun.engine.constrained import constrain, shorten
 from forerun.engine.drafters import Drafters
 from forerun.engine.interrupts import interrupts_let_through
+from forerun.engine.logprobs import logprobs_of, prompt_logprobs
 from forerun.engine.plan import GoesOn, Outcome, Plan, PromptChunk, Result, Ticket, Turn
-from forerun.engine.sequence import Sequence
+from forerun.engine.sequence import Logprob, Sequence
 from forerun.errors import ForerunError
 from forerun.models.layers.rows import Output, Target, make_pass
 from forerun.policy.costs import CostTable, RoundTime
@@ -40,6 +41,7 @@ class HostExecutor:
 
     runs_ahead = False
     uniform = False
+    batch_arm = None
 
     def __init__(self, target: Target, drafters: Drafters, costs: CostTable, restartable: bool = True) -> None:
         """`restartable`: a pass that failed half-way may be run again."""
@@ -64,7 +66,7 @@ class HostExecutor:
         assert isinstance(ticket, HostTicket)
         return ticket.outcome
 
-    def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:  # noqa: ARG002
+    def prepare(self, widest: int, filtered: bool, progress: Progress, batch: int = 1) -> list[RoundTime]:  # noqa: ARG002
         """It always is."""
         return []
 
@@ -79,7 +81,7 @@ class HostExecutor:
         result = Result(turn, [], 0, 0, lambda _: None, prompt=True)
         try:
             tokens = list(prompt[cache.length : chunk.stop])
-            features = self.drafters.wants_features(sequence)
+            features = self.drafters.wants_features(sequence) or sequence.request.prompt_logprobs
             output = self.target.forward(make_pass([(cache, tokens)], last_only=True, prefill=True, features=features))
             result.keep = partial(self._keep_prompt, turn, count, output)
             if chunk.stop == len(prompt):
@@ -88,6 +90,11 @@ class HostExecutor:
                     raise turn.error
                 ((result.accepted, token),) = self._check([turn], output)
                 result.tokens = [token]
+                result.logprobs = self._logprobs(turn, output, result.tokens)
+            if sequence.request.prompt_logprobs:
+                assert output.features is not None
+                after, top = prompt[cache.length + 1 : chunk.stop + 1], sequence.request.logprobs or 0
+                result.prompt_logprobs = prompt_logprobs(self.target, output.features, after, top, self.drafters.vocab)
         except Exception as error:  # noqa: BLE001 - whatever it is, this request alone fails of it
             result.error = error
         result.took = time.perf_counter() - began
@@ -151,8 +158,18 @@ class HostExecutor:
             drafts = turn.draft.tokens
             keep = partial(self._keep, turn, output)
             tokens = [*drafts[:accepted], final]
-            results.append(Result(turn, tokens, accepted, turn.drafted, keep, advanced=not self.restartable))
+            result = Result(turn, tokens, accepted, turn.drafted, keep, advanced=not self.restartable)
+            try:
+                result.logprobs = self._logprobs(turn, output, tokens)
+            except ForerunError as error:  # of this row alone
+                result.error = error
+            results.append(result)
         return results
+
+    def _logprobs(self, turn: Turn, output: Output, tokens: list[int]) -> list[Logprob]:
+        """Of the tokens of a round, or of the one after a prompt."""
+        top = turn.sequence.request.logprobs
+        return [] if top is None else logprobs_of(output.logits[turn.start :], tokens, top, self.drafters.vocab)
 
     def _check(self, turns: list[Turn], output: Output) -> list[tuple[int, int]]:
         """Accepted drafts and the token after them: one vectorised choice for all who compare with it."""

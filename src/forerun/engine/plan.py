@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from forerun.draft.protocol import Draft
-from forerun.engine.sequence import Sequence
+from forerun.engine.sequence import Logprob, Sequence
 from forerun.policy.costs import CostTable, RoundTime
 from forerun.policy.decision import Decision
 from forerun.progress import Progress
@@ -26,6 +26,7 @@ class Turn:
     decision: Decision
     draft: Draft = field(default_factory=lambda: NOTHING)
     start: int = 0  # its first row in the pass
+    shared: bool = False  # the decision was made for the whole batch
     asked: str | None = None  # the drafter that made the draft
     proposed: int = 0  # tokens it came with
     forced: list[int] = field(default_factory=list)  # by a constraint: drafts that cost nothing
@@ -86,6 +87,8 @@ class Result:
     seconds: float = 0.0  # by which its policy judges the round
     took: float = 0.0  # that the sequence waited
     drafting: float = 0.0  # part of that
+    logprobs: list[Logprob] = field(default_factory=list)  # of the tokens, where the request asks for them
+    prompt_logprobs: list[Logprob] = field(default_factory=list)  # of the prompt tokens that its rows were followed by
     error: Exception | None = None
     prompt: bool = False  # it comes of reading a prompt
     advanced: bool = False  # the device has moved on by itself: the sequence cannot go back to before the round
@@ -121,6 +124,11 @@ class Executor(Protocol):
     runs_ahead: bool  # a round goes on while the outcome of the one before is delivered
     uniform: bool  # all sequences of a pass have as many rows as the one with most
 
+    @property
+    def batch_arm(self) -> str | None:
+        """The arm that drafts for whole batches where rows are uniform; None: each sequence has its own."""
+        ...
+
     def costs_of(self, sequences: list[Sequence]) -> CostTable:
         """What rounds of such sequences cost."""
         ...
@@ -133,8 +141,11 @@ class Executor(Protocol):
         """Wait for it. Where `again` agrees to all its turns, the executor may start the same ones at once."""
         ...
 
-    def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:
-        """Get ready for whatever one sequence may want, at most `widest` rows; what rounds cost, where measured."""
+    def prepare(self, widest: int, filtered: bool, progress: Progress, batch: int = 1) -> list[RoundTime]:
+        """Get ready for whatever one sequence may want, at most `widest` rows, and for batches of up to so many.
+
+        Returns what rounds cost, where measured.
+        """
         ...
 
     def forget(self, sequence: Sequence) -> None:

@@ -54,6 +54,7 @@ class Controller:
         self.allowance = (STEADY_ALLOWANCE if steady else ALLOWANCE) + self.priors.credit(kind)
         self.saved = 0.0  # seconds gained on plain decoding so far, by its measured cost; negative: lost
         self.spent = 0.0  # seconds in all
+        self.shared_gain = 0.0  # seconds gained in rounds that were decided on for a whole batch
 
     def drop(self, drafter: str) -> None:
         """A drafter failed: never choose it again."""
@@ -103,7 +104,7 @@ class Controller:
 
     def seconds_saved(self, tokens: int, seconds: float, plain: float) -> float:  # noqa: ARG002
         """What its ledger says."""
-        return self.saved
+        return self.saved + self.shared_gain
 
     def _best(self, arm: str) -> tuple[float, Decision]:
         """The depth that gives this arm most tokens per second of the whole batch, of those we can afford to lose."""
@@ -173,6 +174,12 @@ class Controller:
             self.seen[arm].learn(drafted, accepted)
             self.priors.learn(arm, self.kind, drafted, accepted)
             self.waited[arm] = 0
+
+    def share(self, decision: Decision, drafted: int, accepted: int, gain: float) -> None:
+        """A round that was decided on for the whole batch: it is not charged to this sequence, only kept in mind."""
+        if decision.arm is not None:
+            self.watch(decision.arm, drafted, accepted)
+        self.shared_gain += gain
 
     def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:
         """What came of a round that took `seconds` in all."""

@@ -50,6 +50,10 @@ class Policy(Protocol):
         """What came of a round."""
         ...
 
+    def share(self, decision: Decision, drafted: int, accepted: int, gain: float) -> None:
+        """What came of a round that was decided on for the whole batch; seconds gained on plain decoding."""
+        ...
+
     def watch(self, arm: str, drafted: int, accepted: int) -> None:
         """What would have come of a draft that was not run."""
         ...

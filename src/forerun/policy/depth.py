@@ -42,6 +42,9 @@ class DepthPolicy:
         else:
             self._depth = min(MAX_DEPTH, max(2, accepted + 2))
 
+    def share(self, decision: Decision, drafted: int, accepted: int, gain: float) -> None:
+        """Nobody decides for it."""
+
     def watch(self, arm: str, drafted: int, accepted: int) -> None:
         """Other arms do not concern it."""
 
