@@ -35,7 +35,12 @@ class ChatPipeline:
         work = make_work(model, job.wish, to_run, "messages")
         answers = await self._models.engine.start(work)
         choices = [
-            Choice(answer, sink_of(item), AnswerReader(index, _parser(model, job, prompt), model.token_bytes))
+            Choice(
+                answer,
+                sink_of(item),
+                AnswerReader(index, _parser(model, job, prompt), model.token_bytes),
+                job.wish.stop_token_ids,
+            )
             for index, (answer, item) in enumerate(zip(answers, work, strict=True))
         ]
         return Run(self.model, len(prompt.ids), choices, warnings=_warnings(model, job))

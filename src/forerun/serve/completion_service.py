@@ -70,11 +70,18 @@ class CompletionPipeline:
         check_limits(job.wish, self._settings)
         if len(job.prompts) * job.wish.n > self._settings.max_queue:
             raise bad_request("These are more prompts and choices than the server's queue holds.", "prompt")
+        if job.suffix is not None:
+            raise bad_request("This model has no tokens for filling in the middle.", "suffix")
         prompts = await self._off_loop.run(lambda: [_encode(model, prompt, job) for prompt in job.prompts], "prompt")
         work = [item for prompt in prompts for item in make_work(model, job.wish, prompt, "prompt")]
         answers = await self._models.engine.start(work)
         choices = [
-            Choice(answer, sink_of(item), AnswerReader(index, PlainText(), model.token_bytes))
+            Choice(
+                answer,
+                sink_of(item),
+                AnswerReader(index, PlainText(), model.token_bytes),
+                job.wish.stop_token_ids,
+            )
             for index, (answer, item) in enumerate(zip(answers, work, strict=True))
         ]
         return CompletionRun(Run(self._models.name, sum(len(p.ids) for p in prompts), choices), prompts, model)
