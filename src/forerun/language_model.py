@@ -48,6 +48,7 @@ class LanguageModel:
         default_factory=list
     )  # for requests that leave the drafter to forerun, or ask for mtp
     cost_file: CostFile | None = None  # where what rounds cost is kept for the next run
+    drafter_labels: dict[str, str] = field(default_factory=dict)  # what each drafter is, in a few words
 
     def start(self, prompt: Prompt, *, progress: Progress | None = None, **given: Any) -> Generation:
         """Queue a request; `given` are `GenerationOptions`."""
@@ -144,7 +145,7 @@ class Generation:
                 return self._last()
             self._advance()
         emission = sequence.emissions[0]
-        chunk = Chunk(emission.text, emission.token, emission.from_draft)
+        chunk = Chunk(emission.text, emission.token, emission.from_draft, arm=emission.arm)
         with interrupts_held():
             self._text.append(emission.text)
             sequence.emissions.popleft()

@@ -77,12 +77,15 @@ def load_model(
         tokenizer = reading.result()
     vocab = min(len(tokenizer), decoder.config.vocab)
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
+    labels = {"lookup": "finds drafts in the text so far"}
     with running_memory():
         if draft_model is not None:
             drafters["model"] = load_drafter(draft_model, tokenizer, machine, context, vocab, progress)
+            labels["model"] = f"the draft model {draft_model}"
         heads = load_head(head, checkpoint, decoder, vocab)
         if heads.head is not None:
             drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab, context)
+            labels["mtp"] = heads.label
     facts = {"model": fingerprint(checkpoint), "head": str(head), "draft model": str(draft_model)}
     cost_file = CostFile(forerun_home() / "costs", machine_facts(machine.device, machine.describe()) | facts)
     costs = CostTable(cost_file.read())
@@ -109,6 +112,7 @@ def load_model(
         generation_defaults=generation_defaults(folder),
         head_warnings=heads.warnings,
         cost_file=cost_file,
+        drafter_labels=labels,
     )
 
 
@@ -160,6 +164,7 @@ class LoadedHead:
     head: MtpHead | None
     missing: str | None = None
     warnings: list[str] = field(default_factory=list)
+    label: str = "the model's own MTP head"
 
 
 def load_head(wish: str | Path | None, checkpoint: Checkpoint, decoder: Decoder, vocab: int) -> LoadedHead:
@@ -177,7 +182,8 @@ def load_head(wish: str | Path | None, checkpoint: Checkpoint, decoder: Decoder,
         if found is None:
             return LoadedHead(None, f"{checkpoint.path} has no MTP head, and none of forerun's own fits: {MTP.hint}")
         warnings = [] if found.warning is None else [found.warning]
-        return LoadedHead(build_head(found.folder, decoder, vocab), None, warnings)
+        label = f"the MTP head {found.folder.path.name}{' of forerun' if folder is None else ''}"
+        return LoadedHead(build_head(found.folder, decoder, vocab), None, warnings, label)
     except ForerunError as error:
         return LoadedHead(None, str(error), [f"no MTP drafts: {error}"])
 

@@ -126,6 +126,7 @@ class Sequence:
     constraint: Constraint | None = None  # what may come next
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of every prompt token after the first, if asked for
     arms: list[str] = field(default_factory=list)  # drafters it may use
+    announced: bool = True  # do drafters hear of its prompt as soon as that was read, or when they are first asked?
     told: dict[str, int] = field(default_factory=dict)  # tokens each of them has observed; those not in it are not open
 
     @property
@@ -161,6 +162,8 @@ class Sequence:
         first = len(self.tokens) == self.prompt_length  # it comes out of the prompt
         self.tokens.append(token)
         self.history.append(token)
+        if self.constraint is not None:
+            self.constraint.commit(token)
         text, stopped = self.sink.push(token)
         arm = arm if from_draft and arm else ""
         round = 0 if first else self.counters.rounds + 1
