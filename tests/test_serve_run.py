@@ -137,7 +137,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
 
 
 def test_other_addresses_are_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ForerunError, match="needs a key"):
+    with pytest.raises(ForerunError, match="set a key"):
         run_server(lambda: pytest.fail("it was loaded"), ServeSettings(host="0.0.0.0"))
 
 
