@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.sample.grammar import Grammar
+from forerun.sample.constraint import Constraint
 from forerun.serve.answer_reader import AnswerReader
 from forerun.serve.chat_job import ChatJob, Tool
 from forerun.serve.chat_run import Choice, Run
-from forerun.serve.constraining import chat_constraints, output_grammar
+from forerun.serve.constraining import chat_constraints, needs_constraint, output_grammar
 from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
@@ -33,8 +33,7 @@ class ChatPipeline:
         model = self._models.loaded()
         check_limits(job.wish, self._settings)
         prompt = await self.prompt(job)
-        grammar = await self._grammar(model, job)
-        constraints = chat_constraints(model, job, grammar, prompt.thinking_open)
+        constraints = await self._constraints(model, job, prompt)
         to_run = PromptToRun(prompt.ids, prompt.text, constraints, shown=model.format.shown)
         work = make_work(model, job.wish, to_run, "messages")
         answers = await self._models.engine.start(work)
@@ -49,11 +48,14 @@ class ChatPipeline:
         ]
         return Run(self.model, len(prompt.ids), choices, warnings=_warnings(model, job))
 
-    async def _grammar(self, model: LoadedModel, job: ChatJob) -> Grammar | None:
-        if job.wish.output is None:
-            return None
+    async def _constraints(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> Sequence[Constraint | None]:
         limits = grammar_limits(self._settings)
-        return await self._off_loop.run(lambda: output_grammar(model, job.wish.output, limits), "response_format")
+
+        def build() -> Sequence[Constraint | None]:
+            grammar = output_grammar(model, job.wish.output, limits)
+            return chat_constraints(model, job, grammar, prompt.thinking_open)
+
+        return await self._off_loop.run(build, "response_format") if needs_constraint(job) else ()
 
     async def count_tokens(self, job: ChatJob) -> int:
         """Of the prompt, template included."""

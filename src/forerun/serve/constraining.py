@@ -17,6 +17,11 @@ CLOSING = {"think": "\n</think>\n\n"}
 GAP = {"think": "\n\n"}
 
 
+def needs_constraint(job: ChatJob) -> bool:
+    """Most answers are free."""
+    return job.wish.output is not None or job.wish.min_tokens > 0 or job.thinking.budget is not None
+
+
 def output_grammar(model: LoadedModel, output: OutputFormat | None, limits: GrammarLimits) -> Grammar | None:
     """None: any text. It takes up to some hundred milliseconds: not for the event loop."""
     if output is None:
