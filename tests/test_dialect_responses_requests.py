@@ -234,3 +234,5 @@ def test_what_cannot_be_had_is_refused(
 def test_bodies_that_are_no_requests_are_refused(server: tuple[FakeChatService, str], body: bytes) -> None:
     reply = httpx.post(f"{server[1]}/v1/responses", content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 400 and reply.json()["error"]["message"]
+    reply = httpx.post(f"{server[1]}/v1/responses", content=b'{"input": "a"}', headers={"content-type": "text/plain"})
+    assert reply.status_code == 400 and reply.json()["error"]["message"]

@@ -57,7 +57,7 @@ class Extras(Strict):
         """Parts of a body are echoed and rendered: what is no JSON to others must not get that far."""
         try:
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        except (ValueError, RecursionError):
+        except (TypeError, ValueError, RecursionError):  # a body that came as something else is bytes
             raise ValueError("the body must be plain JSON: finite numbers, whole characters, not too deep") from None
         return body
 

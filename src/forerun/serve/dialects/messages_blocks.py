@@ -134,7 +134,7 @@ Foreign = Literal[
 ]
 
 
-class ForeignBlock(Strict):
+class ForeignBlock(Block):
     """Such a trace. Skipped, and named in a warning."""
 
     model_config = ConfigDict(extra="ignore")
