@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from forerun.serve.dialects.fields import Strict
+from forerun.serve.routes.strict import Strict
 
 
 class Block(Strict):

@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from forerun.serve.dialects.fields import Extras, Strict
+from forerun.serve.dialects.fields import Extras
 from forerun.serve.dialects.messages_blocks import AnyBlock, AnyTool, TextBlock
+from forerun.serve.routes.strict import Strict
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 

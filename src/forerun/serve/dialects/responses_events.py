@@ -44,9 +44,9 @@ class ResponsesEncoder:
         self._response |= {"status": "failed", "error": failure(error)}
         yield self._numbered({"type": "response.failed", "response": self._response})
 
-    def ping(self) -> Json:
+    def ping(self) -> Json | None:
         """OpenAI's own sign of life. Codex counts the time between events, and a comment is none."""
-        return self._numbered({"type": "keepalive"})
+        return self._numbered({"type": "keepalive"}) if self._response["status"] == "in_progress" else None
 
     def answer(self) -> Json:
         """The response object."""

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from forerun.serve.dialects.fields import Extras, Strict
+from forerun.serve.dialects.fields import Extras
 from forerun.serve.dialects.responses_items import AnyItem, AnyTool
+from forerun.serve.routes.strict import Strict
 
 
 class PlainFormat(Strict):

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 
 from forerun.serve.chat_events import ChatService
 from forerun.serve.dialects.notes import Notes
-from forerun.serve.dialects.responses_errors import openai_error
 from forerun.serve.dialects.responses_events import ResponsesEncoder
 from forerun.serve.dialects.responses_job import make_job
 from forerun.serve.dialects.responses_request import Prompt, ResponsesRequest
-from forerun.serve.dialects.transport import EventStream, dialect_route, request_id, whole_answer
+from forerun.serve.dialects.transport import event_stream, start, whole_answer
+from forerun.serve.request_ids import request_id
 from forerun.serve.settings import ServeSettings
 
 
 def router(service: ChatService, settings: ServeSettings) -> APIRouter:
     """`/v1/responses` and `/v1/responses/input_tokens`."""
-    routes = APIRouter(route_class=dialect_route(openai_error), tags=["Responses"])
+    routes = APIRouter(tags=["OpenAI"])
 
     @routes.post("/v1/responses", response_model=None)
     async def create(body: ResponsesRequest, request: Request) -> Response:
@@ -27,10 +27,10 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
         notes = Notes()
         notes.model(body.model, service.model)
         job, box = make_job(body, notes, request_id(request))
-        run = await service.start(job)
+        run = await start(request, service, job)
         encoder = ResponsesEncoder(run, body, box)
         if body.stream:
-            return EventStream(run, encoder, settings.ping, notes.headers())
+            return await event_stream(request, run, encoder, settings.ping, notes.headers())
         return await whole_answer(request, run, encoder, notes.headers())
 
     @routes.post("/v1/responses/input_tokens", response_model=None)
