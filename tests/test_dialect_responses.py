@@ -156,6 +156,18 @@ def test_errors_before_the_first_byte_have_a_status(service: FakeChatService, cl
     }
 
 
+def test_codex_learns_of_a_full_context_from_the_stream(
+    server: tuple[FakeChatService, str], service: FakeChatService, client: openai.OpenAI
+) -> None:
+    service.play([ApiError(400, "Too long.", code="context_length_exceeded", n_prompt_tokens=9, n_ctx=8)])
+    body = {"input": "Hello", "stream": True}
+    assert httpx.post(f"{server[1]}/v1/responses", json=body).status_code == 400
+    codex = client.with_options(default_headers={"originator": "codex_cli_rs"})
+    events = events_of(codex, model="tiny", input="Hello")
+    assert [event.type.removeprefix("response.") for event in events] == ["created", "in_progress", "failed"]
+    assert events[-1].response.error.code == "context_length_exceeded"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "status"),
     [(ApiError(503, "Shutting down."), "server_error", 503), (RuntimeError("secret path"), "server_error", 500)],

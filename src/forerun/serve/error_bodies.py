@@ -37,8 +37,11 @@ def openai_body(error: ApiError) -> dict[str, Any]:
 def anthropic_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
     """`/v1/messages` and all below."""
     kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    said = {"type": kind, "message": error.message, **error.facts}
-    return {"type": "error", "error": said, "request_id": request_id}
+    message, facts = error.message, error.facts
+    if error.code == "context_length_exceeded" and {"n_prompt_tokens", "n_ctx"} <= facts.keys():
+        # Anthropic's own words: Claude Code looks for them, and shortens the conversation.
+        message = f"prompt is too long: {facts['n_prompt_tokens']} tokens > {facts['n_ctx']} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message, **facts}, "request_id": request_id}
 
 
 def error_response(path: str, error: ApiError, request_id: str | None = None) -> Response:

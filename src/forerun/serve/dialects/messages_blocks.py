@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
+from forerun.serve.routes.chat_messages import FunctionName
 from forerun.serve.routes.strict import Strict
 
 
@@ -146,7 +147,7 @@ class CustomTool(Block):
     """A function that the client runs."""
 
     type: Literal["custom"] | None = None
-    name: str = Field(min_length=1, max_length=256)
+    name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
