@@ -172,10 +172,17 @@ def test_a_refused_request_says_why_where_it_happened(page: Page) -> None:
     page.send("too long")
     page.answer()
     assert page.text(".problem p") == "The prompt is too long. (messages)"
+    assert page.ask("shorter") == "You said: shorter"
+    assert len(page.server.bodies[-1]["messages"]) == 1  # the question that got no answer is left out
+    page.click(".user .edit-question")
+    page.keys(Keys.CONTROL, Keys.END)
+    page.keys(" still", Keys.ENTER)
+    page.wait(lambda: "still" in page.text(".bubble"))
+    page.answer()
     del page.server.scripts["long"]
     page.click(".problem button")
-    page.wait(lambda: page.text(".answer-body") == "You said: too long")
-    assert page.all(".problem, .branches") == []
+    page.wait(lambda: page.text(".answer-body") == "You said: too long still")
+    assert page.all(".problem, .assistant .branches") == []
 
 
 def test_a_full_server_says_when_to_come_back(page: Page) -> None:

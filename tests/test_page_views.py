@@ -74,6 +74,16 @@ def test_colours_come_while_it_streams(page: Page) -> None:
     page.wait(lambda: page.texts(".token") == ["a", "b", "c"])
 
 
+def test_characters_of_several_tokens_are_shown_whole(page: Page) -> None:
+    bad = "\ufffd"
+    rounds = [("mtp", ["Hi", " ", bad, bad]), ("lookup", [bad, "!", bad]), ("model", [bad])]
+    page.server.scripts["wave"] = Script(rounds, texts=["Hi ", "👋!", "é"])
+    page.click("#show-drafts")
+    page.ask("wave")
+    assert page.texts(".token") == ["Hi", " ", "👋", "", "", "!", "é", ""]
+    assert page.texts(".round") == ["Hi 👋", "!é", ""]
+
+
 def test_thinking_is_folded(page: Page) -> None:
     page.server.scripts["think"] = Script(
         [("model", ["42"])], thinking=[("mtp", ["Let", " me", " see"]), ("model", ["."])], hold_after=1

@@ -14,6 +14,9 @@ export class QuestionView {
   update() {
     if (this.editing) return;
     const { chat, node } = this;
+    const key = JSON.stringify([chat.run !== null, Object.keys(chat.current.nodes).length, chat.current.leaf]);
+    if (this.toolsKey === key) return; // keeps a focused button
+    this.toolsKey = key;
     const branches = branchSwitch(chat, node);
     const copy = iconButton("copy", "Copy this question", () => copyText(node.content, copy), { class: "small" });
     const edit = iconButton("edit", "Edit this question", () => this.edit(), {
