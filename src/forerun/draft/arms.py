@@ -66,8 +66,16 @@ LOOKUP = Arm(
 )
 # A long match is an arm with a record of its own, which overrides what a neural drafter would say.
 LONG_LOOKUP = replace(LOOKUP, name="long lookup", acceptance=0.9, evidence=5)
-ARMS = {arm.name: arm for arm in (MTP, MODEL, LOOKUP, LONG_LOOKUP)}
-SERVED = {MTP.drafter: (MTP,), MODEL.drafter: (MODEL,), LOOKUP.drafter: (LOOKUP, LONG_LOOKUP)}  # by drafter
+# The only text that a constraint leaves (a key of a JSON schema), as the tokenizer cuts it. No drafter makes it, and
+# nobody names it: sequences that are constrained and draft at all have it.
+FORCED = replace(LOOKUP, name="grammar", drafter="grammar", step_cost=0.005, acceptance=0.95)
+ARMS = {arm.name: arm for arm in (MTP, MODEL, LOOKUP, LONG_LOOKUP, FORCED)}
+SERVED = {  # by drafter
+    MTP.drafter: (MTP,),
+    MODEL.drafter: (MODEL,),
+    LOOKUP.drafter: (LOOKUP, LONG_LOOKUP),
+    FORCED.drafter: (FORCED,),
+}
 DRAFT_CHOICES = ("auto", "off", LOOKUP.drafter, MTP.drafter, MODEL.drafter)
 
 

@@ -6,6 +6,7 @@ from collections import deque
 
 from forerun.cache.pages import PagePool
 from forerun.draft.arms import MAX_DEPTH
+from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence, Status
 from forerun.errors import ForerunError
 
@@ -30,9 +31,8 @@ class Scheduler:
             wanted = max(prompt + 1, min(wanted, capacity))
         return wanted
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence, or refuse one that can never fit."""
-        request = sequence.request
+    def check(self, request: Request) -> None:
+        """Refuse one that can never fit."""
         needed = self.pool.pages_for(self.reservation(len(request.prompt), request.max_tokens))
         if needed > self.pool.count:
             tokens = needed * self.pool.page
@@ -40,6 +40,9 @@ class Scheduler:
                 f"the request needs room for {tokens} tokens and the cache has {self.pool.count * self.pool.page}: "
                 "shorten the prompt, lower max tokens, or load with a larger cache"
             )
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence that was checked."""
         self.waiting.append(sequence)
 
     def admit(self) -> None:
