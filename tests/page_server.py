@@ -102,6 +102,7 @@ def serve_page(fake: FakeServer) -> FastAPI:
             "accepted_share": None,
             "tokens_per_round": None,
             "arms": {},
+            "warnings": [],
         } | fake.stats
 
     @app.post("/v1/chat/completions")

@@ -175,9 +175,11 @@ def test_the_engine_is_watched_live(page: Page) -> None:
     }
     page.click(".engine-button")
     page.wait(lambda: page.texts(".tile-value") == ["184", "71 %", "2.84", "3 · 1 waiting", "38 %"])
-    assert page.texts(".engine .legend li") == ["Model 25 %", "MTP head 50 %", "Draft model 25 %"]
-    page.server.stats["tokens_per_second"] = 12.0
+    assert page.texts(".engine .legend li") == ["Plain 25 %", "MTP head 50 %", "Draft model 25 %"]
+    assert not page.one(".engine-problem").is_displayed()
+    page.server.stats |= {"tokens_per_second": 12.0, "warnings": ["Almost no draft is accepted."]}
     page.wait(lambda: page.texts(".tile-value")[0] == "12.0")
+    assert page.one(".engine-problem").text == "Almost no draft is accepted."
     assert "L" in page.js("return document.querySelector('.spark .line').getAttribute('d')")
     page.click(".engine-button")
     assert not page.one("#engine").is_displayed()
