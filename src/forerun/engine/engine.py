@@ -92,10 +92,11 @@ class Engine:
             else:
                 self._deliver(self._finish(repeat=False))
 
-    def settle(self) -> None:
-        """Take in the round under way, if any, and start no other."""
+    def settle(self, whose: Sequence | None = None) -> None:
+        """Take in the round under way, if any, and start no other. `whose`: only where this one takes part in it."""
         with interrupts_held(), self.owner:
-            self._deliver(self._finish(repeat=False))
+            if whose is None or (self._ticket is not None and self._ticket.plan.has(whose)):
+                self._deliver(self._finish(repeat=False))
 
     def _schedule(self, began: float) -> Plan:
         """Who runs, with which arm and depth, and which stretch of a prompt is read; pages for all of them."""
@@ -355,7 +356,7 @@ class Engine:
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two rounds. Its state stays whole: `resume` goes on where it was."""
         with interrupts_held(), self.owner:
-            self.settle()
+            self.settle(sequence)
             if sequence.status is Status.WAITING:
                 self.scheduler.waiting.remove(sequence)
             if sequence.status is not Status.FINISHED:
@@ -380,7 +381,7 @@ class Engine:
     def pause(self, sequence: Sequence) -> None:
         """Leave a sequence out of the rounds until `unpause`."""
         with interrupts_held(), self.owner:
-            self.settle()
+            self.settle(sequence)
             if sequence.status in (Status.RUNNING, Status.PREFILL, Status.PARKED):
                 sequence.status = Status.PAUSED
 

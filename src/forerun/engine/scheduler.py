@@ -19,6 +19,7 @@ class Scheduler:
     def __init__(self, pool: PagePool, context: int, max_sequences: int, parked_limit: int) -> None:
         """`parked_limit`: bytes of host memory beyond which ended sequences are given up rather than parked."""
         self.pool, self.context, self.max_sequences, self.parked_limit = pool, context, max_sequences, parked_limit
+        self.preemptions = 0  # times that somebody had to give way
         self.waiting: deque[Sequence] = deque()
         self.active: list[Sequence] = []  # admitted, oldest first: prefilling, running, paused or parked
 
@@ -114,6 +115,7 @@ class Scheduler:
                 youngest = sequence  # it is the youngest itself
             youngest.cache.park()
             youngest.status = Status.PARKED
+            self.preemptions += 1
             if youngest is sequence:
                 return False
         sequence.cache.grow(tokens)
