@@ -11,9 +11,12 @@ from families import MARKS, TOOLS, family_tokenizer
 from tiny import CHAT_TEMPLATE
 
 from forerun.errors import ForerunError
+from forerun.serve.model_service import LoadedModel
 from forerun.serve.parsing.formats import REASONING_PARSERS, TOOL_PARSERS, detect_format, format_of
 from forerun.serve.parsing.make import make_parser
 from forerun.serve.parsing.schema_types import types_of, value_as_json
+from forerun.serve.settings import ServeSettings
+from forerun.serve.settings_check import check_settings
 from forerun.text.answer import AnswerText
 
 CODER = "<tool_call>\n<function=name>\n<parameter=key>"
@@ -86,6 +89,14 @@ def test_marks_of_a_tokenizer_reach_the_parser_as_text(family: str) -> None:
     assert kinds == [*thinks, "Content", "CallStart", "CallArguments", "CallEnd"]
 
 
+def test_a_template_that_only_speaks_of_calls_gets_tools_as_text_and_calls_in_that_form() -> None:
+    speaks = CHAT_TEMPLATE + "{# <function= #}"
+    assert detect_format(speaks, {}).tools == "qwen3_coder"
+    assert format_of(tokenizer_with(speaks)).tools == "hermes"
+    assert format_of(tokenizer_with(speaks), tool_parser="qwen3_coder").tools == "qwen3_coder"
+    assert format_of(tokenizer_with(MISTRAL)).tools == "mistral"
+
+
 def test_the_format_of_a_model_without_a_template() -> None:
     assert format_of(tokenizer_with(None)).tools == "hermes"
     assert format_of(tokenizer_with(QWEN, "<tool_call>")).mark_ids.keys() == {"<tool_call>"}
@@ -132,3 +143,18 @@ def test_types_of_schemas(schema: Any, expected: set[str]) -> None:
 )
 def test_bare_values_become_json(text: str, types: set[str], expected: Any) -> None:
     assert json.loads(value_as_json(text, frozenset(types))) == expected
+
+
+@pytest.mark.parametrize("broken", ["{% if %}", {"other": "x"}])
+def test_a_broken_template_does_not_keep_a_model_from_loading(broken: Any) -> None:
+    assert format_of(tokenizer_with(broken)).tools == "hermes"
+
+
+def test_settings_choose_the_format_of_a_served_model() -> None:
+    settings = {"tool_parser": "mistral", "reasoning_parser": "think"}
+    model = LoadedModel(tokenizer=tokenizer_with(QWEN), context=100, vocab=300, **settings)
+    assert (model.format.tools, model.format.reasoning) == ("mistral", "think")
+    check_settings(ServeSettings(**settings))
+    for name in settings:
+        with pytest.raises(ForerunError, match=f"--{name.replace('_', '-')} x: use one of auto, none"):
+            check_settings(ServeSettings(**{name: "x"}))

@@ -30,6 +30,8 @@ class LoadedModel:
     stop_ids: frozenset[int] = frozenset()
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
     about: Mapping[str, Any] = field(default_factory=dict)  # for /props: device, drafters, memory
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     token_bytes: TokenBytes = field(init=False)
     format: AnswerFormat = field(init=False)  # how it writes thinking and tool calls
     _grammars: list[GrammarVocabulary] = field(init=False, default_factory=list)  # none until somebody needs one
@@ -37,7 +39,10 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer))
-        object.__setattr__(self, "format", format_of(self.tokenizer))
+        object.__setattr__(self, "format", self._format())
+
+    def _format(self) -> AnswerFormat:
+        return format_of(self.tokenizer, tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)
 
     @property
     def longest_prompt(self) -> int:

@@ -140,7 +140,7 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
     service = ModelService(name, engine, aliases)
 
     async def make_ready() -> None:
-        model = loaded_model(await engine.load(load))
+        model = loaded_model(await engine.load(load), settings)
         await beside(model.grammar_vocabulary)
         service.ready(model)
         log.info("ready: %s", name)

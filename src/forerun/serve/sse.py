@@ -22,12 +22,16 @@ DONE = b"data: [DONE]\n\n"
 
 def data_event(data: Mapping[str, Any], event: str | None = None) -> bytes:
     """One event; JSON has no line breaks, so that its data is one line."""
-    body = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    body = _json(data)
     return (f"event: {event}\ndata: {body}\n\n" if event else f"data: {body}\n\n").encode()
 
 
+def _json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 class Stream(EventSourceResponse):
-    """The events, with comments in between where they are long in coming.
+    """The events, with a sign of life in between where they are long in coming: a comment, or an event of the API's.
 
     `close` is called at the end however that comes about: also when the client left before the first event was asked
     for, which a `finally` inside the events would not notice.
@@ -40,14 +44,15 @@ class Stream(EventSourceResponse):
         close: Callable[[], Coroutine[Any, Any, None]],
         ping: float,
         headers: Mapping[str, str],
+        sign_of_life: Callable[[], Mapping[str, Any] | None] = lambda: None,
     ) -> None:
-        super().__init__(
-            events,
-            ping=ping,
-            sep="\n",
-            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
-            headers=dict(headers),
-        )
+        def sign() -> ServerSentEvent:
+            data = sign_of_life()
+            if data is None:
+                return ServerSentEvent(comment="ping", sep="\n")
+            return ServerSentEvent(_json(data), event=data["type"], sep="\n")
+
+        super().__init__(events, ping=ping, sep="\n", ping_message_factory=sign, headers=dict(headers))
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from forerun.errors import ForerunError
 from forerun.text.chat import chat_template
+from forerun.text.habits import habits_of
 from forerun.text.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -94,8 +95,14 @@ def format_of(
 ) -> AnswerFormat:
     """The format of a loaded model. Of several templates the one for tools tells more."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    try:
+        template = chat_template(tokenizer, with_tools=True).source
+    except ForerunError:
+        template = None  # there is none, or it is broken: chats say so, and the model still completes text
+    if tool_parser == "auto" and template and not habits_of(template, tokenizer.special_tokens_map).tools:
+        tool_parser = "hermes"  # tools are described as text then, and calls asked for in this form
     return detect_format(
-        chat_template(tokenizer, with_tools=True).source if tokenizer.chat_template else None,
+        template,
         {token.content: index for index, token in added.items()},
         {token.content for token in added.values() if token.special},
         reasoning_parser=reasoning_parser,
