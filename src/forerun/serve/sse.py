@@ -88,18 +88,34 @@ class Peeked(Generic[Item]):
             await _cancelled(self._first)
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work` gives; when the client leaves first, the work is cancelled and nobody gets anything."""
+async def unless_gone(
+    request: Request,
+    work: Coroutine[Any, Any, Result],
+    undo: Callable[[Result], Awaitable[None]] | None = None,
+) -> Result:
+    """What `work` gives; when the client leaves first, the work is cancelled and nobody gets anything.
+
+    `undo`: for a result that came all the same, and that nobody will take.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
+    taken = False
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        taken = task.done()
+        if not taken:
             raise ApiError(499, "The client closed the connection.")
         return task.result()
     finally:
         await _cancelled(gone)
-        await _cancelled(task)
+        if not taken:
+            await shielded(_undone(task, undo))
+
+
+async def _undone(task: asyncio.Future[Result], undo: Callable[[Result], Awaitable[None]] | None) -> None:
+    await _cancelled(task)
+    if undo is not None and not task.cancelled() and task.exception() is None:
+        await undo(task.result())
 
 
 async def _disconnected(request: Request) -> None:
