@@ -13,6 +13,8 @@ from fastapi import APIRouter, FastAPI
 
 from forerun.serve.chat_events import ChatEvent, Delta, Finished, Summary, TokenInfo, ToolCallDelta, Usage
 from forerun.serve.chat_job import ChatJob
+from forerun.serve.error_bodies import add_error_handlers
+from forerun.serve.request_ids import RequestIds
 from forerun.serve.settings import ServeSettings
 
 Script = Sequence[ChatEvent | Exception | str]  # "wait": until `FakeChatService.go_on` is set
@@ -117,5 +119,7 @@ def played(router: Callable[[Any, ServeSettings], APIRouter], **settings: Any) -
     service = FakeChatService()
     app = FastAPI()
     app.include_router(router(service, ServeSettings(**settings)))
+    add_error_handlers(app)
+    app.add_middleware(RequestIds)
     with served(app) as url:
         yield service, url

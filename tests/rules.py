@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -74,10 +75,11 @@ class Breaking(ByRule):
 def random_rule(seed: int, vocab: int, first: int = 4) -> Rule:
     """By the last two tokens a few that may come, often only one; the same after the same two."""
 
-    def rule(answer: tuple[int, ...]) -> list[int]:
-        digest = hashlib.blake2b(repr((seed, answer[-2:])).encode()).digest()
+    @lru_cache(10_000)
+    def after(last: tuple[int, ...]) -> list[int]:
+        digest = hashlib.blake2b(repr((seed, last)).encode()).digest()
         few = (1, 1, 2, 4, 30, 200)[digest[0] % 6]
         picked = np.random.default_rng(list(digest[:8])).choice(vocab - first, few, replace=False) + first
         return sorted(picked.tolist())
 
-    return rule
+    return lambda answer: after(answer[-2:])

@@ -119,6 +119,8 @@ def test_every_setting_can_be_set_in_all_three_ways(
         float: ("2.5", "2.5", 2.5),
         tuple: ("x,y", '["x", "y"]', ("x", "y")),
     }.get(type(default), ("localhost", '"localhost"', "localhost"))
+    if entry.endswith("_parser"):
+        typed, written, wanted = "none", '"none"', "none"
     flag = "--" + entry.replace("_", "-")
     typing = [f"--no-{entry}"] if wanted is False else [flag, typed]
     assert main(["serve", *typing]) == 0

@@ -280,6 +280,34 @@ def test_an_engine_whose_thread_dies_is_broken(target: Decoder, monkeypatch: pyt
     asyncio.run(main())
 
 
+def test_closing_fails_whoever_still_reads(target: Decoder) -> None:
+    async def main() -> None:
+        local = LocalEngine()
+        local.open(language_model(target))
+        (answer,) = await local.start([work(request([5, 6, 7], max_tokens=200))])
+        await local.close()
+        with pytest.raises(ApiError, match="shutting down"):
+            await read(answer)
+
+    asyncio.run(main())
+
+
+def test_no_more_places_than_the_engine_has(target: Decoder, caplog: pytest.LogCaptureFixture) -> None:
+    """A device has slots for so many, whatever the settings say."""
+    model = language_model(target, max_sequences=2)
+
+    async def main() -> None:
+        async with serving(model, max_running=5, max_queue=0) as local:
+            await asyncio.gather(*(ask(local, wish) for wish in mixed(2)))
+            with pytest.raises(ApiError, match="waiting"):
+                await asyncio.gather(*(ask(local, wish) for wish in mixed(3)))
+            for answer in list(local._answers):
+                await answer.close()
+
+    asyncio.run(main())
+    assert model.engine.scheduler.max_sequences == 2 and "at most 2" in caplog.text
+
+
 def test_loading_beside_the_loop(target: Decoder) -> None:
     wish = request([5, 6, 7], max_tokens=4, draft="auto")
 

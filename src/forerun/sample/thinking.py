@@ -88,7 +88,7 @@ class Thinking:
         if self._output is not None:
             return self._open(0, marks.start[1:])
         matched = advance(marks.start, place.matched, token)
-        return self._open(place.spent) if matched == len(marks.start) else place._replace(matched=matched)
+        return self._open(place.spent) if matched and matched == len(marks.start) else place._replace(matched=matched)
 
     def _is_output(self, place: Place, token: int) -> bool:
         """Does this token belong to the constrained output?"""

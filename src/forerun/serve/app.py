@@ -12,7 +12,7 @@ from forerun.serve.error_bodies import add_error_handlers
 from forerun.serve.model_service import ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.request_ids import RequestIds
-from forerun.serve.routes import chat, completions, models, page, service, tokens
+from forerun.serve.routes import chat, completions, messages, models, page, responses, service, tokens
 from forerun.serve.security import Guard
 from forerun.serve.settings import ServeSettings
 
@@ -33,8 +33,8 @@ def create_app(model_service: ModelService, settings: ServeSettings) -> FastAPI:
     app.include_router(models.router(model_service))
     app.include_router(service.router(model_service, settings))
     app.include_router(tokens.router(chats, model_service, off_loop))
-    # app.include_router(responses.router(chats, settings))
-    # app.include_router(messages.router(chats, settings))
+    app.include_router(responses.router(chats, settings))
+    app.include_router(messages.router(chats, settings))
     app.include_router(page.router(files))
     add_error_handlers(app)
     # From the inside to the outside: a request passes them from the last to the first.

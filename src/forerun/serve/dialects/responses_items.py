@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from forerun.serve.dialects.fields import Strict
+from forerun.serve.routes.chat_messages import FunctionName
+from forerun.serve.routes.strict import Strict
 
 
 class Text(Strict):
@@ -97,7 +98,7 @@ class FunctionTool(Strict):
     """A function, in the flat form of this API."""
 
     type: Literal["function"]
-    name: str = Field(min_length=1, max_length=256)
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -132,7 +133,7 @@ class Namespace(Strict):
     """Functions under one roof; Codex sends the tools of MCP servers like this."""
 
     type: Literal["namespace"]
-    name: str = Field(min_length=1, max_length=256)
+    name: FunctionName
     description: str | None = None
     tools: list[
         Annotated[
