@@ -8,7 +8,6 @@ import socket
 
 from forerun.errors import ForerunError
 from forerun.serve.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
-from forerun.serve.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
 from forerun.serve.settings import ServeSettings
 
 COUNTS = ("max_running", "max_queue", "max_body", "max_choices", "max_stops", "max_schema")
@@ -29,10 +28,6 @@ def check_settings(settings: ServeSettings) -> None:
         value = getattr(settings, name)
         if value not in known:
             raise ForerunError(f"--{name.replace('_', '-')} {value}: use one of {', '.join(known)}")
-    for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
-        if getattr(settings, name) not in known:
-            given = f"--{name.replace('_', '-')} {getattr(settings, name)}"
-            raise ForerunError(f"{given}: choose from {', '.join(known)}")
     key = settings.api_key
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
         raise ForerunError("--api-key must be printable ASCII without spaces: headers carry nothing else")
