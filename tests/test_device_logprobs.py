@@ -1,4 +1,4 @@
-"""Log probabilities on a device: sequences that ask for them are run beside the rounds of the others, to the same bits."""
+"""Log probabilities on a device: who asks for them runs beside the rounds of the others, to the same bits."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class LocalEngine:
         def prepare() -> LanguageModel:
             model = make()
             for filtered in (False, True):
-                warm_up(model.engine, filtered, progress or NullProgress())
+                warm_up(model.engine, filtered, progress or NullProgress(), self.settings.max_running)
             return model
 
         try:
