@@ -114,7 +114,7 @@ def page(base: str) -> None:
         content = get(address)
         assert content, address
         if address.endswith((".js", ".css")):
-            named = re.findall(r'(?:from|import)\s*\(?\s*(?:url\()?"([^"]+)"', content.decode())
+            named = re.findall(r'(?:from|import)\s+"(\.{0,2}/[^"\s]+)"', content.decode())
             waiting += [urljoin(address, name) for name in named]
     assert len(seen) >= 10, seen
     print(f"page: {len(seen)} files")
