@@ -36,6 +36,7 @@ class Script:
     thinking: list[Round] = field(default_factory=list)
     hold_after: int | None = None  # rounds; then `FakeServer.release` is waited for
     hold_first: bool = False  # before anything is sent
+    texts: list[str] | None = None  # of the rounds, where it is not that of their tokens
     delay: float = 0.0  # seconds between rounds
     status: int = 200
     error: dict[str, Any] | None = None  # with a status, or in the middle of the stream
@@ -101,6 +102,7 @@ def serve_page(fake: FakeServer) -> FastAPI:
             "accepted_share": None,
             "tokens_per_round": None,
             "arms": {},
+            "warnings": [],
         } | fake.stats
 
     @app.post("/v1/chat/completions")
@@ -138,10 +140,10 @@ async def stream(fake: FakeServer, script: Script) -> AsyncIterator[str]:
     yield chunk({"role": "assistant", "content": ""}, [])
     number = 0
     for name, rounds in (("reasoning_content", script.thinking), ("content", script.rounds)):
-        for source, texts in rounds:
+        for at, (source, texts) in enumerate(rounds):
             sources = [source] * (len(texts) - 1) + ["model"]
             details = [{"text": text, "source": s, "round": number} for text, s in zip(texts, sources, strict=True)]
-            yield chunk({name: "".join(texts)}, details)
+            yield chunk({name: script.texts[at] if script.texts else "".join(texts)}, details)
             number += 1
             await asyncio.sleep(script.delay)
             if name == "content" and number - len(script.thinking) == script.hold_after:

@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 from tiny import tiny_model
 
+from forerun.cli.chat_talkers import LocalReply
 from forerun.cli.main import main
+from forerun.response import Chunk
+from forerun.serve.parsing.formats import AnswerFormat
+from forerun.serve.parsing.make import make_parser
 
 PROGRAM = "from forerun.cli.main import run; run()"
 PATIENCE = 60.0  # seconds; a busy machine takes long to import torch
@@ -121,3 +125,25 @@ def test_contradictions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     }.items():
         assert main(line.split()) == 2
         assert said in capsys.readouterr().err
+
+
+class FakeGeneration:
+    """Chunks of an answer that thinks first."""
+
+    def __init__(self, *texts: str) -> None:
+        self._chunks = iter([Chunk(text, 1, arm="mtp") for text in texts])
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def __iter__(self) -> FakeGeneration:
+        return self
+
+
+def test_thoughts_of_a_local_model_are_told_apart() -> None:
+    for opened, texts in ((False, ["<thi", "nk>h", "m</think>", "Yes", "."]), (True, ["h", "m</thi", "nk>Yes."])):
+        parser = make_parser(AnswerFormat(reasoning="think"), (), thinking_open=opened, tools_enabled=False)
+        pieces = list(LocalReply(FakeGeneration(*texts), parser))  # type: ignore[arg-type]
+        assert "".join(piece.text for piece in pieces if piece.thought).strip() == "hm"
+        assert "".join(piece.text for piece in pieces if not piece.thought).strip() == "Yes."
+        assert {piece.arm for piece in pieces} == {"mtp"}

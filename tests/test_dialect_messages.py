@@ -139,6 +139,10 @@ def test_errors_before_the_first_byte_have_a_status(
         "error": {"type": "rate_limit_error", "message": "Too many."},
         "request_id": "mine",
     }
+    service.play([ApiError(400, "Too long.", code="context_length_exceeded", n_prompt_tokens=9, n_ctx=8)])
+    with pytest.raises(anthropic.BadRequestError) as long:
+        client.messages.create(**HELLO)
+    assert long.value.body["error"]["message"] == "prompt is too long: 9 tokens > 8 maximum"
     service.play([ApiError(503, "Loading.")])
     with pytest.raises(anthropic.APIStatusError) as loading:
         client.messages.create(**HELLO)

@@ -127,9 +127,9 @@ def test_fields_become_wishes(service: FakeChatService, client: anthropic.Anthro
     wish = service.job.wish
     assert (wish.sampling.temperature, wish.sampling.top_p, wish.sampling.top_k) == (0.5, 0.9, 5)
     assert (wish.sampling.min_p, wish.sampling.seed, wish.max_tokens) == (0.1, 3, 100)
-    assert wish.stop == ("END",) and wish.defaults == {"temperature": 1.0, "top_p": 1.0}
+    assert wish.stop == ("END",) and wish.defaults == {"temperature": 1.0}
     assert wish.speculation == Speculation("off") and wish.output == OutputFormat("json_schema", schema)
-    assert service.job.template_options == {"reasoning_effort": "high", "a": 1}
+    assert service.job.template_options == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,13 @@ def test_forms_of_thinking(
 ) -> None:
     client.messages.create(**HELLO, thinking=thinking)
     assert service.job.thinking == expected
+
+
+def test_effort_bounds_thinking_where_no_budget_does(service: FakeChatService, client: anthropic.Anthropic) -> None:
+    client.messages.create(**HELLO, thinking={"type": "adaptive"}, output_config={"effort": "medium"})
+    assert service.job.thinking == Thinking(None, 8192)
+    client.messages.create(**HELLO, thinking={"type": "enabled", "budget_tokens": 7}, output_config={"effort": "max"})
+    assert service.job.thinking == Thinking(True, 7)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +208,7 @@ def test_messages_of_the_system_may_change_tools_and_pass_away(
     client.beta.messages.create(**asked, messages=[user, passing, hasty])
     assert [tool.name for tool in service.job.tools] == ["late"]
     assert service.job.messages == [user, {"role": "system", "content": "Only now."}]
-    assert service.job.template_options == {"reasoning_effort": "low"}
+    assert service.job.thinking == Thinking(None, 1024)
     back: Any = {"role": "system", "content": [{"type": "tool_addition", "tool": reference}]}
     client.beta.messages.create(**asked, messages=[user, passing, assistant, user, back])
     assert [tool.name for tool in service.job.tools] == ["weather", "late"]
@@ -218,7 +225,7 @@ def test_unknown_fields_of_claude_code_are_named(server: tuple[FakeChatService, 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"nonsense": 1}, "Unknown parameter: 'nonsense'"),
+        ({"nonsense": 1}, "'nonsense' is not supported"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
@@ -240,6 +247,7 @@ def test_unknown_fields_of_claude_code_are_named(server: tuple[FakeChatService, 
             "reads text only: 'document'",
         ),
         ({"messages": [{"role": "system", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}, "no place here"),
+        ({"messages": [{"role": "system", "content": [{"type": "server_tool_use", "id": "a"}]}]}, "no place here"),
         ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "m"}]}, "mcp_servers"),
         ({"tool_choice": {"type": "any"}}, "no tools to call"),
         ({"tool_choice": {"type": "tool", "name": "other"}, "tools": [WEATHER]}, "'other'"),

@@ -12,6 +12,7 @@ import pytest
 from fake_chat import FakeChatService, calls, ends, played, says, thinks, token
 
 from forerun.serve.chat_events import Delta
+from forerun.serve.chat_job import Thinking
 from forerun.serve.errors import ApiError
 from forerun.serve.routes import responses
 
@@ -123,7 +124,7 @@ def test_who_asks_for_a_summary_of_thoughts_gets_them_as_one(service: FakeChatSe
     ]
     thought = events[-1].response.output[0]
     assert [part.text for part in thought.summary] == ["Let me see."] and not thought.content
-    assert service.job.template_options == {"reasoning_effort": "low"}
+    assert service.job.thinking == Thinking(True, 1024)
 
 
 def test_an_answer_cut_off_is_incomplete(service: FakeChatService, client: openai.OpenAI) -> None:
@@ -153,6 +154,18 @@ def test_errors_before_the_first_byte_have_a_status(service: FakeChatService, cl
         "n_prompt_tokens": 9,
         "n_ctx": 8,
     }
+
+
+def test_codex_learns_of_a_full_context_from_the_stream(
+    server: tuple[FakeChatService, str], service: FakeChatService, client: openai.OpenAI
+) -> None:
+    service.play([ApiError(400, "Too long.", code="context_length_exceeded", n_prompt_tokens=9, n_ctx=8)])
+    body = {"input": "Hello", "stream": True}
+    assert httpx.post(f"{server[1]}/v1/responses", json=body).status_code == 400
+    codex = client.with_options(default_headers={"originator": "codex_cli_rs"})
+    events = events_of(codex, model="tiny", input="Hello")
+    assert [event.type.removeprefix("response.") for event in events] == ["created", "in_progress", "failed"]
+    assert events[-1].response.error.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(

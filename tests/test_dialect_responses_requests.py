@@ -103,19 +103,19 @@ def test_fields_become_wishes(service: FakeChatService, client: openai.OpenAI) -
             "stop_token_ids": [4],
             "speculative": 3,
             "thinking_budget": 10,
-            "chat_template_kwargs": {"enable_thinking": True},
+            "chat_template_kwargs": {"enable_thinking": True, "date": "now"},
         },
     )
     wish = service.job.wish
     assert (wish.sampling.temperature, wish.sampling.top_p, wish.sampling.top_k) == (0.5, 0.9, 5)
     assert (wish.sampling.min_p, wish.sampling.seed, wish.sampling.repetition_penalty) == (0.1, -3, 1.1)
     assert (wish.sampling.presence_penalty, wish.sampling.frequency_penalty) == (0.2, 0.3)
-    assert wish.sampling.logit_bias == {5: -100} and wish.defaults == {"temperature": 1.0, "top_p": 1.0}
+    assert wish.sampling.logit_bias == {5: -100} and wish.defaults == {"temperature": 1.0}
     assert (wish.max_tokens, wish.min_tokens, wish.ignore_eos) == (9, 2, True)
     assert (wish.stop, wish.stop_token_ids, wish.n) == (("END",), (4,), 1)
     assert wish.speculation == Speculation("auto", 3) and wish.output == OutputFormat("json_schema", schema)
-    assert service.job.thinking == Thinking(None, 10)
-    assert service.job.template_options == {"enable_thinking": True}
+    assert service.job.thinking == Thinking(True, 10)
+    assert service.job.template_options == {"date": "now"}
     assert response.metadata == {"run": "7"} and response.temperature == 0.5
     assert response.text.format.type == "json_schema"
     client.responses.create(
@@ -197,17 +197,20 @@ def test_what_has_no_effect_is_named(service: FakeChatService, client: openai.Op
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         ({"nonsense": 1}, "nonsense", "unknown_parameter"),
         ({"input": []}, "input", None),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "unsupported_parameter"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "unsupported_parameter"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
-            "input.0.content.0",
+            "input[0].content[0]",
             "unsupported_media",
         ),
+        ({"input": [{"type": "strange"}]}, "input[0]", "invalid_value"),
+        ({"input": [{"role": "user", "content": "a", "zzz": 1}]}, "input[0].zzz", "unknown_parameter"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_value"),
         ({"temperature": -1}, "temperature", "invalid_value"),
         ({"tool_choice": "required"}, "tool_choice", None),
         ({"tool_choice": {"type": "function", "name": "other"}, "tools": [WEATHER]}, "tool_choice", None),
         ({"tools": [WEATHER, WEATHER]}, "tools", None),
-        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize", None),
+        ({"chat_template_kwargs": {"enable_thinking": 3}}, "chat_template_kwargs", None),
         ({"speculative": "magic"}, "speculative", None),
         ({"speculative": 10**9}, "speculative", None),
     ],
@@ -233,4 +236,6 @@ def test_what_cannot_be_had_is_refused(
 )
 def test_bodies_that_are_no_requests_are_refused(server: tuple[FakeChatService, str], body: bytes) -> None:
     reply = httpx.post(f"{server[1]}/v1/responses", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400 and reply.json()["error"]["message"]
+    reply = httpx.post(f"{server[1]}/v1/responses", content=b'{"input": "a"}', headers={"content-type": "text/plain"})
     assert reply.status_code == 400 and reply.json()["error"]["message"]

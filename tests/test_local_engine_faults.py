@@ -17,6 +17,7 @@ from forerun.engine.low_acceptance import ROUNDS
 from forerun.language_model import LanguageModel
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Output
+from forerun.serve.engine_room import DeviceLost
 from forerun.serve.errors import ApiError
 
 WISHES = [request([5 + n, 6, 7, 8] * 6, max_tokens=12, draft="lookup") for n in range(4)]
@@ -171,6 +172,23 @@ def test_a_drafter_that_is_never_right_is_one_loud_line(target: Decoder, caplog:
     with caplog.at_level(logging.WARNING, "forerun"):
         asyncio.run(main())
     assert sum("almost never right" in record.message for record in caplog.records) == 1
+
+
+def test_a_device_that_is_lost_breaks_the_engine(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some errors of a GPU nothing will ever run on it again: to call that ready would be a lie."""
+
+    def gone(device: torch.device, error: Exception) -> None:
+        raise DeviceLost("an illegal memory access was encountered")
+
+    monkeypatch.setattr("forerun.serve.engine_room.check_device", gone)
+
+    async def main() -> None:
+        async with serving(language_model(target)) as local:
+            found = await asyncio.gather(*(ask(local, w, Unread()) for w in WISHES), return_exceptions=True)
+            assert [getattr(error, "code", None) for error in found] == ["engine_broken"] * len(WISHES)
+            assert local.state().status == "broken"
+
+    asyncio.run(main())
 
 
 def test_a_loop_that_is_gone(target: Decoder) -> None:

@@ -34,6 +34,7 @@ def test_an_empty_page_shows_the_model_and_examples(page: Page) -> None:
     page.click(".example")
     assert "You said:" in page.answer()
     assert "class Stack" in page.server.bodies[0]["messages"][0]["content"]
+    assert page.text(".bubble pre").startswith("class Stack:\n")  # code in a question is shown as code
 
 
 def test_an_answer_streams_and_ends_with_its_figures(page: Page) -> None:
@@ -62,7 +63,7 @@ def test_what_an_answer_waits_for_is_shown(page: Page) -> None:
     page.server.scripts["wait"] = Script([("model", ["At last."])], hold_first=True)
     page.server.stats["waiting"] = 2
     page.send("wait")
-    page.wait(lambda: page.text(".state") == "Waiting · 2 in the queue")
+    page.wait(lambda: page.text(".state") == "Waiting · 1 more in the queue")
     page.server.stats["waiting"] = 0
     page.wait(lambda: page.text(".state").startswith("Reading the prompt"))
     page.server.release.set()
@@ -101,6 +102,11 @@ def test_another_answer_is_another_branch(page: Page) -> None:
     page.click("[aria-label='Previous version']")
     page.wait(lambda: page.text(".answer-body") == "Four.")
     assert len(page.all(".message")) == 2
+
+
+def test_a_question_is_shown_as_it_was_typed(page: Page) -> None:
+    page.ask("2 * 3 * 4 is **not** # a <b>heading</b>")
+    assert page.one(".bubble").text == "2 * 3 * 4 is **not** # a <b>heading</b>"
 
 
 def test_an_edited_question_leaves_the_old_one_as_a_branch(page: Page) -> None:
@@ -172,10 +178,17 @@ def test_a_refused_request_says_why_where_it_happened(page: Page) -> None:
     page.send("too long")
     page.answer()
     assert page.text(".problem p") == "The prompt is too long. (messages)"
+    assert page.ask("shorter") == "You said: shorter"
+    assert len(page.server.bodies[-1]["messages"]) == 1  # the question that got no answer is left out
+    page.click(".user .edit-question")
+    page.keys(Keys.CONTROL, Keys.END)
+    page.keys(" still", Keys.ENTER)
+    page.wait(lambda: "still" in page.text(".bubble"))
+    page.answer()
     del page.server.scripts["long"]
     page.click(".problem button")
-    page.wait(lambda: page.text(".answer-body") == "You said: too long")
-    assert page.all(".problem, .branches") == []
+    page.wait(lambda: page.text(".answer-body") == "You said: too long still")
+    assert page.all(".problem, .assistant .branches") == []
 
 
 def test_a_full_server_says_when_to_come_back(page: Page) -> None:

@@ -74,6 +74,16 @@ def test_colours_come_while_it_streams(page: Page) -> None:
     page.wait(lambda: page.texts(".token") == ["a", "b", "c"])
 
 
+def test_characters_of_several_tokens_are_shown_whole(page: Page) -> None:
+    bad = "\ufffd"
+    rounds = [("mtp", ["Hi", " ", bad, bad]), ("lookup", [bad, "!", bad]), ("model", [bad])]
+    page.server.scripts["wave"] = Script(rounds, texts=["Hi ", "👋!", "é"])
+    page.click("#show-drafts")
+    page.ask("wave")
+    assert page.texts(".token") == ["Hi", " ", "👋", "", "", "!", "é", ""]
+    assert page.texts(".round") == ["Hi 👋", "!é", ""]
+
+
 def test_thinking_is_folded(page: Page) -> None:
     page.server.scripts["think"] = Script(
         [("model", ["42"])], thinking=[("mtp", ["Let", " me", " see"]), ("model", ["."])], hold_after=1
@@ -165,9 +175,11 @@ def test_the_engine_is_watched_live(page: Page) -> None:
     }
     page.click(".engine-button")
     page.wait(lambda: page.texts(".tile-value") == ["184", "71 %", "2.84", "3 · 1 waiting", "38 %"])
-    assert page.texts(".engine .legend li") == ["Model 25 %", "MTP head 50 %", "Draft model 25 %"]
-    page.server.stats["tokens_per_second"] = 12.0
+    assert page.texts(".engine .legend li") == ["Plain 25 %", "MTP head 50 %", "Draft model 25 %"]
+    assert not page.one(".engine-problem").is_displayed()
+    page.server.stats |= {"tokens_per_second": 12.0, "warnings": ["Almost no draft is accepted."]}
     page.wait(lambda: page.texts(".tile-value")[0] == "12.0")
+    assert page.one(".engine-problem").text == "Almost no draft is accepted."
     assert "L" in page.js("return document.querySelector('.spark .line').getAttribute('d')")
     page.click(".engine-button")
     assert not page.one("#engine").is_displayed()

@@ -130,6 +130,11 @@ def test_stops(address: str) -> None:
     assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", "there")
     kept = whole(address, stop=["there"], include_stop_str_in_output=True)["choices"][0]
     assert kept["message"]["content"] == "Héllo there"
+    ended = whole(address)["choices"][0]
+    assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None), "the model's own end"
+    token = FakeEngine().tokenizer("é")["input_ids"][0]
+    named = whole(address, stop_token_ids=[token])["choices"][0]
+    assert (named["message"]["content"], named["stop_reason"]) == ("H", token)
     cut = whole(address, max_tokens=2)["choices"][0]
     assert (cut["finish_reason"], cut["stop_reason"]) == ("length", None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -147,8 +148,20 @@ def test_prompts_that_do_not_fit_say_how_long_they_are(address: str) -> None:
 def test_too_many_messages_and_too_large_bodies(address: str) -> None:
     many = chat(address, messages=[{"role": "user", "content": ""}] * 10_001)
     assert many.status == 400
-    large = call(address, "/v1/chat/completions", b"[" + b" " * (1 << 20) + b"]")
-    assert large.status == 413
+    for path in ("/v1/chat/completions", "/nothing", "/v1/messages"):
+        large = call(address, path, b"[" + b" " * (1 << 20) + b"]")
+        assert large.status == 413
+        assert large.headers["connection"] == "close"
+
+
+def test_a_body_is_counted_as_it_comes(address: str) -> None:
+    """Nothing announces how long it is."""
+    host, port = address.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    chunks = (b" " * 100_000 for _ in range(1000))
+    connection.request("POST", "/v1/chat/completions", chunks, {"Content-Type": "application/json"})
+    assert connection.getresponse().status == 413
+    connection.close()
 
 
 def test_a_full_queue_is_429_with_a_time_to_wait() -> None:

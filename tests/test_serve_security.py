@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from serve_fakes import FakeEngine, app_for, call, live
 
-from forerun.errors import ForerunError
 from forerun.serve import security
-from forerun.serve.run import check_address
 from forerun.serve.settings import ServeSettings
 
 KEY = "sk-a-very-secret-key"
@@ -147,15 +145,3 @@ def test_errors_have_the_form_of_their_dialect_and_say_nothing_else(address: str
             "code": None,
         }
     }
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
-def test_other_addresses_need_a_key(host: str) -> None:
-    with pytest.raises(ForerunError, match="needs a key"):
-        check_address(ServeSettings(host=host))
-    check_address(ServeSettings(host=host, api_key="k"))
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_loopback_needs_none(host: str) -> None:
-    check_address(ServeSettings(host=host))

@@ -97,6 +97,19 @@ async def answer(server: Address, request: SoakRequest, arm: str, stream: bool, 
     return Said(tuple(choices[index].whole() for index in sorted(choices)), tokens)
 
 
+async def known_arms(server: Address, request: SoakRequest) -> list[str]:
+    """Ways to draft that the model has."""
+    known = []
+    for arm in ARMS:
+        try:
+            await answer(server, request, arm, False, None)
+            known.append(arm)
+        except HttpError as error:
+            if error.status != 400:
+                raise
+    return known
+
+
 async def references(server: Address, requests: list[SoakRequest]) -> tuple[dict[int, Said], set[str]]:
     """Each alone, without drafts and without streaming; and the kinds that the model or the server does not have."""
     found: dict[int, Said] = {}

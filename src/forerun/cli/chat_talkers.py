@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from forerun.options import GenerationOptions
+from forerun.serve.parsing.pieces import AnswerParser, Content, Reasoning
+from forerun.serve.parsing.pieces import Piece as ParsedPiece
 
 if TYPE_CHECKING:
     from forerun.language_model import Generation, LanguageModel
@@ -76,7 +78,10 @@ class LocalTalker:
     """The engine of this process."""
 
     def __init__(self, model: LanguageModel, name: str, progress: Progress) -> None:
+        from forerun.serve.parsing.formats import format_of
+
         self.name, self._model, self._progress = name, model, progress
+        self._format = format_of(model.tokenizer)
 
     def check(self, options: GenerationOptions) -> None:
         options.sampling()
@@ -87,14 +92,23 @@ class LocalTalker:
 
     def answer(self, messages: Sequence[Message], options: GenerationOptions) -> LocalReply:
         given = replace(options, system=None, raw=False).to_dict()  # a system message is one of the messages
-        return LocalReply(self._model.start(list(messages), progress=self._progress, **given))
+        generation = self._model.start(list(messages), progress=self._progress, **given)
+        return LocalReply(generation, self._parser(messages))
+
+    def _parser(self, messages: Sequence[Message]) -> AnswerParser:
+        """Tells thoughts from what is said; nothing is a tool call here."""
+        from forerun.serve.parsing.make import make_parser
+        from forerun.text.chat import encode_chat
+
+        opened = encode_chat(self._model.tokenizer, messages).thinking_open
+        return make_parser(self._format, (), thinking_open=opened, tools_enabled=False)
 
 
 class LocalReply:
     """A `Generation`, piece by piece."""
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    def __init__(self, generation: Generation, parser: AnswerParser) -> None:
+        self._generation, self._parser = generation, parser
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces(self._generation)
@@ -103,9 +117,11 @@ class LocalReply:
         return self._pieces(self._generation.ready_chunks())
 
     def _pieces(self, chunks: Iterator[Chunk]) -> Iterator[Piece]:
+        arm = ""
         for chunk in chunks:
-            if chunk.text:
-                yield Piece(chunk.text, chunk.arm)
+            arm = chunk.arm
+            yield from _shown(self._parser.push(chunk.text), arm)
+        yield from _shown(self._parser.finish(), arm)
 
     def outcome(self) -> Outcome:
         response = self._generation.response()
@@ -127,3 +143,10 @@ class LocalReply:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._generation.close()
+
+
+def _shown(pieces: Sequence[ParsedPiece], arm: str) -> Iterator[Piece]:
+    """Thoughts and words; a parser without tools knows nothing else."""
+    for piece in pieces:
+        if isinstance(piece, Content | Reasoning) and piece.text:
+            yield Piece(piece.text, arm, thought=isinstance(piece, Reasoning))

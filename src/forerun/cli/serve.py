@@ -115,6 +115,8 @@ def _start(model: str, loading: Mapping[str, Any], settings: ServeSettings, leve
         return loaded
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=level.upper())
+    if level is LogLevel.info:
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its greeting says what we have printed
     from forerun.serve.run import run_server
 
     run_server(load, settings, model)

@@ -92,10 +92,11 @@ class Engine:
             else:
                 self._deliver(self._finish(repeat=False))
 
-    def settle(self) -> None:
-        """Take in the round under way, if any, and start no other."""
+    def settle(self, whose: Sequence | None = None) -> None:
+        """Take in the round under way, if any, and start no other. `whose`: only where this one takes part in it."""
         with interrupts_held(), self.owner:
-            self._deliver(self._finish(repeat=False))
+            if whose is None or (self._ticket is not None and self._ticket.plan.has(whose)):
+                self._deliver(self._finish(repeat=False))
 
     def _schedule(self, began: float) -> Plan:
         """Who runs, with which arm and depth, and which stretch of a prompt is read; pages for all of them."""
@@ -202,8 +203,7 @@ class Engine:
             # Who copies from the text has something to copy then only if it would have been right now.
             arm = wish.decision.arm
             copies = arm is not None and ARMS[arm].at_once
-            expected = self._watch.expected(wish.sequence) if copies else []
-            self._wishes.append(replace(wish, expected=expected))
+            self._wishes.append(replace(wish, expected=self._watch.expected(wish.sequence)) if copies else wish)
 
     def _start(self, plan: Plan) -> None:
         if not plan.turns and not plan.prompts:
@@ -251,11 +251,12 @@ class Engine:
         for costs, measured in outcome.times if outcome.typical else ():
             measured.seconds += more
             costs.learn_round(measured)
+        plain = self._batch.plain_seconds(len(taken)) if len(taken) > 1 else 0.0
         for result in taken:
             sequence = result.turn.sequence
             sequence.counters.spend(result.took + more, result.drafting)
             if outcome.typical and result.tokens:
-                seconds, plain = result.seconds + more, self._batch.plain_seconds(len(taken))
+                seconds = result.seconds + more
                 if result.turn.shared:
                     gain = len(result.tokens) * plain - seconds if plain and result.drafted else 0.0
                     sequence.policy.share(result.turn.decision, result.drafted, result.accepted, gain)
@@ -356,7 +357,7 @@ class Engine:
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two rounds. Its state stays whole: `resume` goes on where it was."""
         with interrupts_held(), self.owner:
-            self.settle()
+            self.settle(sequence)
             if sequence.status is Status.WAITING:
                 self.scheduler.waiting.remove(sequence)
             if sequence.status is not Status.FINISHED:
@@ -381,7 +382,7 @@ class Engine:
     def pause(self, sequence: Sequence) -> None:
         """Leave a sequence out of the rounds until `unpause`."""
         with interrupts_held(), self.owner:
-            self.settle()
+            self.settle(sequence)
             if sequence.status in (Status.RUNNING, Status.PREFILL, Status.PARKED):
                 sequence.status = Status.PAUSED
 

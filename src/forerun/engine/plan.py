@@ -74,6 +74,10 @@ class Plan:
     prompts: list[PromptChunk]
     began: float  # when the host began to think about it
 
+    def has(self, sequence: Sequence) -> bool:
+        """Does it take part?"""
+        return any(t.sequence is sequence for t in self.turns) or any(p.sequence is sequence for p in self.prompts)
+
 
 @dataclass(slots=True)
 class Result:

@@ -130,4 +130,8 @@ class BatchPolicy:
         record.rest = record.gap
 
     def _record(self, sequences: int) -> Record:
-        return self._records.setdefault(batch_class(sequences), Record())
+        size = batch_class(sequences)
+        record = self._records.get(size)
+        if record is None:
+            record = self._records[size] = Record()
+        return record

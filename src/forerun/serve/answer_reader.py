@@ -47,11 +47,11 @@ class AnswerReader:
         self._count(pieces)
         yield from self._deltas(pieces, [])
 
-    def finished(self, ended: Ended, stop: str | None) -> Finished:
-        """Why it ended; `stop` is the stop string that did it."""
+    def finished(self, ended: Ended, stop: str | int | None) -> Finished:
+        """Why it ended; `stop` is what the request named and the answer came to."""
         if ended.reason == "length":
             return Finished(self._choice, "length")
-        return Finished(self._choice, "tool_calls" if self._calls else "stop", ended.stop if stop is None else stop)
+        return Finished(self._choice, "tool_calls" if self._calls else "stop", stop)
 
     def _count(self, pieces: list[Piece]) -> None:
         """A token belongs to the first piece that came with it or after it."""

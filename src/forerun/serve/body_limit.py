@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from fastapi.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,6 +12,7 @@ from forerun.serve.error_bodies import error_response
 from forerun.serve.errors import ApiError
 
 SECONDS = 60.0  # for a whole body
+DISCARDED, PATIENCE = 256 << 20, 5.0  # bytes and seconds of a body that is too large
 CLOSE = {"Connection": "close"}  # what is left of the body is not read
 
 
@@ -26,6 +28,8 @@ class BodyLimit:
             return
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if not announced.isdigit() or int(announced[:20]) > self._limit:
+            if not any(name == b"expect" for name, _ in scope["headers"]):  # else it waits for our word to send it
+                await _discard(receive)
             await error_response(scope["path"], ApiError(413, self._message(), headers=CLOSE))(scope, receive, send)
             return
         await self._app(scope, self._counted(receive), send)
@@ -47,6 +51,7 @@ class BodyLimit:
                 read += len(message.get("body", b""))
                 complete = not message.get("more_body", False)
                 if read > self._limit:
+                    await _discard(receive)
                     raise HTTPException(413, self._message(), headers=CLOSE)
             return message
 
@@ -54,3 +59,15 @@ class BodyLimit:
 
     def _message(self) -> str:
         return f"The body is larger than {self._limit} bytes."
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while: a client that is still sending when the connection closes never sees the answer."""
+    left = DISCARDED
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                left -= len(message.get("body", b""))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 
 from forerun.serve.answer_reader import AnswerReader
@@ -24,6 +24,7 @@ class Choice:
     answer: Answer
     sink: AnswerText
     reader: AnswerReader
+    stop_ids: Collection[int] = ()  # that the request names itself; the model's own end is no news
     ended: Ended | None = None
 
     async def events(self) -> AsyncGenerator[Delta | Finished, None]:
@@ -35,7 +36,8 @@ class Choice:
                     yield delta
                 if item.reason == "cancelled":
                     break
-                yield self.reader.finished(item, self.sink.stop)
+                named = item.stop if item.stop in self.stop_ids else None
+                yield self.reader.finished(item, named if self.sink.stop is None else self.sink.stop)
                 return
             for delta in self.reader.read(item):
                 yield delta

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from forerun.sample.constraint import Constraint
 from forerun.serve.answer_reader import AnswerReader
 from forerun.serve.chat_job import ChatJob, Tool
 from forerun.serve.chat_run import Choice, Run
-from forerun.serve.generation import PromptToRun, check_characters, check_limits, make_work, sink_of
+from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, is_free
+from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.parsing.make import make_parser
@@ -31,14 +33,30 @@ class ChatPipeline:
         model = self._models.loaded()
         check_limits(job.wish, self._settings)
         prompt = await self.prompt(job)
-        to_run = PromptToRun(prompt.ids, prompt.text, shown=model.format.shown)
+        constraints = await self._constraints(model, job, prompt)
+        to_run = PromptToRun(prompt.ids, prompt.text, constraints, shown=model.format.shown)
         work = make_work(model, job.wish, to_run, "messages")
         answers = await self._models.engine.start(work)
         choices = [
-            Choice(answer, sink_of(item), AnswerReader(index, _parser(model, job, prompt), model.token_bytes))
+            Choice(
+                answer,
+                sink_of(item),
+                AnswerReader(index, _parser(model, job, prompt), model.token_bytes),
+                job.wish.stop_token_ids,
+            )
             for index, (answer, item) in enumerate(zip(answers, work, strict=True))
         ]
         return Run(self.model, len(prompt.ids), choices, warnings=_warnings(model, job))
+
+    async def _constraints(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> Sequence[Constraint | None]:
+        if is_free(job):
+            return ()
+        limits = grammar_limits(self._settings)
+
+        def build() -> Sequence[Constraint | None]:
+            return chat_constraints(model, job, chat_grammar(model, job, limits), prompt.thinking_open)
+
+        return await self._off_loop.run(build, "tools" if callable_tools(job) else "response_format")
 
     async def count_tokens(self, job: ChatJob) -> int:
         """Of the prompt, template included."""
@@ -65,11 +83,6 @@ def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
         continue_last=job.continue_last,
         seconds=seconds,
     )
-
-
-def callable_tools(job: ChatJob) -> Sequence[Tool]:
-    """Who must not call tools does not see them either."""
-    return () if job.tool_choice.mode == "none" else job.tools
 
 
 def _function(tool: Tool) -> dict[str, Any]:

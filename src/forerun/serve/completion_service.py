@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from forerun.sample.grammar import Grammar
 from forerun.serve.answer_reader import AnswerReader, PlainText, likeliest
 from forerun.serve.chat_events import TokenInfo
 from forerun.serve.chat_job import GenerationWish
 from forerun.serve.chat_run import Choice, Run
+from forerun.serve.constraining import output_grammar, text_constraints
 from forerun.serve.errors import bad_request
-from forerun.serve.generation import PromptToRun, check_characters, check_limits, make_work, sink_of
+from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.settings import ServeSettings
 from forerun.text.chat import encode_prompt
+from forerun.text.fim import encode_fim
 
 Prompt = str | Sequence[int]
 
@@ -70,20 +73,35 @@ class CompletionPipeline:
         check_limits(job.wish, self._settings)
         if len(job.prompts) * job.wish.n > self._settings.max_queue:
             raise bad_request("These are more prompts and choices than the server's queue holds.", "prompt")
-        prompts = await self._off_loop.run(lambda: [_encode(model, prompt, job) for prompt in job.prompts], "prompt")
+        limits = grammar_limits(self._settings)
+        grammar = await self._off_loop.run(lambda: output_grammar(model, job.wish.output, limits), "response_format")
+        prompts = await self._off_loop.run(
+            lambda: [_encode(model, prompt, job, grammar) for prompt in job.prompts],
+            "prompt" if job.suffix is None else "suffix",
+        )
         work = [item for prompt in prompts for item in make_work(model, job.wish, prompt, "prompt")]
         answers = await self._models.engine.start(work)
         choices = [
-            Choice(answer, sink_of(item), AnswerReader(index, PlainText(), model.token_bytes))
+            Choice(
+                answer,
+                sink_of(item),
+                AnswerReader(index, PlainText(), model.token_bytes),
+                job.wish.stop_token_ids,
+            )
             for index, (answer, item) in enumerate(zip(answers, work, strict=True))
         ]
         return CompletionRun(Run(self._models.name, sum(len(p.ids) for p in prompts), choices), prompts, model)
 
 
-def _encode(model: LoadedModel, prompt: Prompt, job: CompletionJob) -> PromptToRun:
-    logprobs = job.echo and job.wish.logprobs is not None
+def _encode(model: LoadedModel, prompt: Prompt, job: CompletionJob, grammar: Grammar | None) -> PromptToRun:
     if isinstance(prompt, str):
-        check_characters(model, len(prompt), "prompt")
-        return PromptToRun(encode_prompt(model.tokenizer, prompt, raw=True), prompt, logprobs=logprobs)
-    ids = encode_prompt(model.tokenizer, prompt, raw=True)
-    return PromptToRun(ids, str(model.tokenizer.decode(ids)), logprobs=logprobs)
+        check_characters(model, len(prompt) + len(job.suffix or ""), "prompt")
+    if job.suffix is None:
+        ids = encode_prompt(model.tokenizer, prompt, raw=True)
+    elif isinstance(prompt, str):
+        ids = encode_fim(model.tokenizer, prompt, job.suffix)
+    else:
+        raise bad_request("With a suffix the prompt must be text.", "prompt")
+    text = prompt if isinstance(prompt, str) else str(model.tokenizer.decode(ids))
+    constraints = text_constraints(model, job.wish, grammar)
+    return PromptToRun(ids, text, constraints, logprobs=job.echo and job.wish.logprobs is not None)

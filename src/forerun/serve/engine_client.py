@@ -34,7 +34,10 @@ class Ended:
 
 
 class Answer(Protocol):
-    """Iterate: the emissions of one round at a time, then one `Ended`; a failure is raised, for this answer alone."""
+    """Iterate: the emissions of a round, or of several where the reader is late, then one `Ended`.
+
+    A failure is raised, for this answer alone.
+    """
 
     prompt_logprobs: Sequence[Logprob]  # from the first item on, where `Request.prompt_logprobs` asks for them
 

@@ -18,7 +18,7 @@ from forerun.sample.row import RowError
 from forerun.serve.engine_client import Ended, Work
 from forerun.serve.errors import ApiError
 from forerun.serve.local_answer import LocalAnswer
-from forerun.serve.tally import Tally
+from forerun.serve.tally import Bin, Tally, Times
 
 log = logging.getLogger("forerun")
 HandOver = tuple[LocalAnswer, Sequence[Emission], Ended | Exception | None]
@@ -30,11 +30,9 @@ class Live:
 
     work: Work
     answer: LocalAnswer
-    submitted: float
+    times: Times
     sequence: Running | None = None
-    begun: float | None = None  # when its prompt was
-    first: float | None = None  # when its first token came
-    latest: float = 0.0  # when its last tokens came
+    read: int = 0  # prompt tokens that the tally knows
     texts: list[str] = field(default_factory=list)
     counted: tuple[int, int, int] = (0, 0, 0)  # rounds, drafted and accepted that the tally knows
 
@@ -60,13 +58,14 @@ class EngineRoom:
                 self.release(live)
             self._hand_over([(live.answer, (), client_error(error)) for live in lives])
 
-    def release(self, live: Live) -> None:
+    def release(self, live: Live, reason: str = "abort") -> None:
         """Its reader wants no more, or it has ended: free all it holds. Safe any number of times."""
         sequence = live.sequence
         if sequence is not None and self.lives.get(sequence.id) is live:
             self.engine.release(sequence)
+            live.times.ended = time.perf_counter()
             self.tally.ended(self.lives, sequence)
-            self.tally.took(time.perf_counter() - live.submitted)
+            self.tally.finished(reason, live.times, sequence)
 
     def hold(self, live: Live, held: bool) -> None:
         """Leave it out of the rounds, or take it in again."""
@@ -77,51 +76,70 @@ class EngineRoom:
         """After a round: everything it gave goes over to the event loop in one call."""
         now = time.perf_counter()
         batch: list[HandOver] = []
-        tokens = rounds = drafted = accepted = 0
+        round = Bin(now)
         for live in list(self.lives.values()):
             sequence = live.sequence
             assert sequence is not None
-            if live.begun is None and sequence.status is not Status.WAITING:
-                live.begun = now
+            if live.times.first is None:
+                self._begin(live, sequence, round)
             emissions = list(sequence.emissions)
             if emissions:
                 sequence.emissions.clear()
-                live.texts += [emission.text for emission in emissions]
-                tokens += len(emissions)
-                counters, before = sequence.counters, live.counted
-                live.counted = (counters.rounds, counters.drafted, counters.accepted)
-                rounds += counters.rounds - before[0]
-                drafted += counters.drafted - before[1]
-                accepted += counters.accepted - before[2]
-                if live.first is None:
-                    live.first, live.answer.prompt_logprobs = now, sequence.prompt_logprobs
-                live.latest = now
+                self._count(live, sequence, emissions, round)
             last = self._last(live, sequence) if sequence.status is Status.FINISHED else None
             if emissions or last is not None:
                 batch.append((live.answer, emissions, last))
         self.blocked = bool(self.engine.scheduler.waiting)
-        self.tally.recent.add(now, tokens, rounds, drafted, accepted)
+        self.tally.round(round)
         self._hand_over(batch)
+
+    def _begin(self, live: Live, sequence: Running, round: Bin) -> None:
+        """How far its prompt has been read."""
+        if live.times.begun is None and sequence.status is not Status.WAITING:
+            live.times.begun = round.began
+        read = min(max(live.read, sequence.cache.length), sequence.prompt_length)
+        round.read += read - live.read
+        live.read = read
+
+    def _count(self, live: Live, sequence: Running, emissions: list[Emission], round: Bin) -> None:
+        live.texts += [emission.text for emission in emissions]
+        round.tokens += len(emissions)
+        counters, (rounds, drafted, accepted) = sequence.counters, live.counted
+        live.counted = (counters.rounds, counters.drafted, counters.accepted)
+        round.rounds += counters.rounds - rounds
+        round.drafted += counters.drafted - drafted
+        round.accepted += counters.accepted - accepted
+        times = live.times
+        if times.first is None:
+            times.first, live.answer.prompt_logprobs = round.began, sequence.prompt_logprobs
+        else:
+            self.tally.between_tokens.add((round.began - times.latest) / len(emissions), len(emissions))
+        times.latest = round.began
 
     def _last(self, live: Live, sequence: Running) -> Ended | Exception:
         """How it ended; its memory is free afterwards."""
+        reason, times = "error", live.times
         try:
             if sequence.error is not None:
+                check_device(self.engine.pool.device, sequence.error)
                 raise sequence.error
             tail = live.work.sink.flush()
             response = self.model.response(sequence, "".join([*live.texts, tail]))
+            reason = response.finish_reason
             return Ended(
-                reason=response.finish_reason,
+                reason=reason,
                 tail=tail,
                 response=response,
                 stop=sequence.stop,
-                queue_seconds=(live.begun or live.submitted) - live.submitted,
-                first_token_seconds=(live.first or live.submitted) - live.submitted,
+                queue_seconds=(times.begun or times.submitted) - times.submitted,
+                first_token_seconds=(times.first or times.submitted) - times.submitted,
             )
+        except DeviceLost:
+            raise
         except Exception as error:  # noqa: BLE001 - it is this answer's alone
             return client_error(error)
         finally:
-            self.release(live)
+            self.release(live, reason)
 
     def _hand_over(self, batch: list[HandOver]) -> None:
         """One call for each event loop that waits for any of it: there is one, but where tests have more."""
@@ -135,6 +153,20 @@ class EngineRoom:
                 for live in [live for live in self.lives.values() if live.answer.loop is loop]:
                     self.release(live)
                     self._forget(live.answer)
+
+
+class DeviceLost(Exception):
+    """Nothing will run on it any more, whoever asks."""
+
+
+def check_device(device: torch.device, error: Exception) -> None:
+    """After an error that was not foreseen: a GPU may be lost for this process, and then no request can be served."""
+    if device.type != "cuda" or isinstance(error, ForerunError | torch.OutOfMemoryError):
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as gone:
+        raise DeviceLost(str(gone)) from error
 
 
 def hand_out(entries: list[HandOver]) -> None:

@@ -34,15 +34,19 @@ def openai_body(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": code, **error.facts}}
 
 
-def anthropic_body(error: ApiError) -> dict[str, Any]:
+def anthropic_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
     """`/v1/messages` and all below."""
     kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    message, facts = error.message, error.facts
+    if error.code == "context_length_exceeded" and {"n_prompt_tokens", "n_ctx"} <= facts.keys():
+        # Anthropic's own words: Claude Code looks for them, and shortens the conversation.
+        message = f"prompt is too long: {facts['n_prompt_tokens']} tokens > {facts['n_ctx']} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message, **facts}, "request_id": request_id}
 
 
-def error_response(path: str, error: ApiError) -> Response:
+def error_response(path: str, error: ApiError, request_id: str | None = None) -> Response:
     """In the form that belongs to the path."""
-    body = anthropic_body(error) if path.startswith("/v1/messages") else openai_body(error)
+    body = anthropic_body(error, request_id) if path.startswith("/v1/messages") else openai_body(error)
     return JSONResponse(body, error.status, headers=error.headers)
 
 
@@ -91,17 +95,21 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
-        return error_response(request.scope["path"], error)
+        return _answered(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return error_response(request.scope["path"], validation_error(error))
+        return _answered(request, validation_error(error))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         message = HTTP_MESSAGES.get(error.status_code, str(error.detail))
-        return error_response(request.scope["path"], ApiError(error.status_code, message, headers=error.headers))
+        return _answered(request, ApiError(error.status_code, message, headers=error.headers))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        return error_response(request.scope["path"], as_api_error(error))
+        return _answered(request, as_api_error(error))
+
+
+def _answered(request: Request, error: ApiError) -> Response:
+    return error_response(request.scope["path"], error, getattr(request.state, "request_id", None))

@@ -10,6 +10,7 @@ from forerun.engine.request import Request
 from forerun.errors import ForerunError
 from forerun.policy.kinds import kind_of
 from forerun.sample.constraint import Constraint
+from forerun.sample.grammar_text import GrammarLimits
 from forerun.sample.parameters import SamplingParams, fresh_seed
 from forerun.serve.chat_job import GenerationWish, SamplingWish
 from forerun.serve.engine_client import Work
@@ -28,6 +29,11 @@ class PromptToRun:
     constraints: Sequence[Constraint | None] = ()  # one for each choice; empty: none
     logprobs: bool = False  # of the prompt's own tokens too
     shown: frozenset[str] = frozenset()  # special tokens that are text in the answer
+
+
+def grammar_limits(settings: ServeSettings) -> GrammarLimits:
+    """On what is sent."""
+    return GrammarLimits(characters=settings.max_schema)
 
 
 def check_limits(wish: GenerationWish, settings: ServeSettings) -> None:
@@ -77,6 +83,13 @@ def _field_named(message: str) -> str | None:
     return next((name for name in names if message.startswith((name, f"the {name}"))), None)
 
 
+def stop_ids_of(model: LoadedModel, wish: GenerationWish) -> frozenset[int]:
+    """Tokens that end the answer."""
+    if wish.stop_token_ids and max(wish.stop_token_ids) >= model.vocab:
+        raise bad_request(f"Token ids end at {model.vocab - 1}.", "stop_token_ids")
+    return frozenset(wish.stop_token_ids) | (frozenset() if wish.ignore_eos else model.stop_ids)
+
+
 def sink_of(work: Work) -> AnswerText:
     """As `make_work` made it: it knows which stop string ended the text."""
     assert isinstance(work.sink, AnswerText)
@@ -86,14 +99,12 @@ def sink_of(work: Work) -> AnswerText:
 def _request(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, sampling: SamplingParams) -> Request:
     room = model.context - len(prompt.ids)
     draft = wish.speculation.draft
-    if wish.stop_token_ids and max(wish.stop_token_ids) >= model.vocab:
-        raise bad_request(f"Token ids end at {model.vocab - 1}.", "stop_token_ids")
     return Request(
         prompt=tuple(prompt.ids),
         sampling=sampling,
         max_tokens=room if wish.max_tokens is None else min(wish.max_tokens, room),
         stop_strings=tuple(wish.stop),
-        stop_ids=frozenset(wish.stop_token_ids) | (frozenset() if wish.ignore_eos else model.stop_ids),
+        stop_ids=stop_ids_of(model, wish),
         draft=draft,
         draft_tokens=wish.speculation.depth,
         kind=kind_of(prompt.ids, prompt.text) if draft == "auto" else "",

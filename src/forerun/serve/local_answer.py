@@ -32,7 +32,7 @@ class LocalAnswer:
         self.loop = loop
         self.prompt_logprobs: Sequence[Logprob] = ()
         self._keeper = keeper
-        self._items: deque[Sequence[Emission] | Ended] = deque()
+        self._items: deque[list[Emission] | Ended] = deque()
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
@@ -50,8 +50,12 @@ class LocalAnswer:
         if self._over:
             return
         if emissions:
-            self._items.append(emissions)
             self._backlog += len(emissions)
+            waiting = self._items[-1] if self._items else None
+            if isinstance(waiting, list):  # the reader is late: it gets the rounds together, which is less work for it
+                waiting += emissions
+            else:
+                self._items.append(list(emissions))
         if last is not None:
             if isinstance(last, Ended):
                 self._items.append(last)

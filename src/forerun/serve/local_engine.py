@@ -24,7 +24,7 @@ from forerun.serve.engine_room import EngineRoom, Live
 from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.local_answer import LocalAnswer
 from forerun.serve.settings import ServeSettings
-from forerun.serve.tally import Tally
+from forerun.serve.tally import Tally, Times, Totals
 
 log = logging.getLogger("forerun")
 Made = TypeVar("Made")
@@ -43,6 +43,7 @@ class LocalEngine:
         self._room: EngineRoom | None = None
         self._thread: EngineThread | None = None
         self._answers: dict[LocalAnswer, Live] = {}  # not ended and not closed
+        self._places = self.settings.max_running  # answers that may be in the making at once
         self._empty: asyncio.Event | None = None  # set when there are none left, while somebody waits for that
 
     async def load(self, make: Callable[[], LanguageModel], progress: Progress | None = None) -> LanguageModel:
@@ -50,8 +51,9 @@ class LocalEngine:
 
         def prepare() -> LanguageModel:
             model = make()
+            batch = min(self.settings.max_running, model.engine.scheduler.max_sequences)
             for filtered in (False, True):
-                warm_up(model.engine, filtered, progress or NullProgress())
+                warm_up(model.engine, filtered, progress or NullProgress(), batch)
             return model
 
         try:
@@ -65,7 +67,10 @@ class LocalEngine:
     def open(self, model: LanguageModel) -> None:
         """Serve a model that is loaded. From now on nobody else may use its engine."""
         assert self._thread is None, "one model"
-        model.engine.scheduler.max_sequences = self.settings.max_running
+        scheduler = model.engine.scheduler
+        if scheduler.max_sequences < self.settings.max_running:
+            log.warning("at most %d answers can be in the making at once", scheduler.max_sequences)
+        scheduler.max_sequences = self._places = min(scheduler.max_sequences, self.settings.max_running)
         self.model, self._room = model, EngineRoom(model, self.tally, lambda gone: self._answers.pop(gone, None))
         self._thread = EngineThread(model.engine, self._room.delivered, died=self._died)
         self._status = "ready"
@@ -77,7 +82,7 @@ class LocalEngine:
             check(room.model, one.request)
         self._refuse_if_full(room, len(work))
         now, loop = time.perf_counter(), asyncio.get_running_loop()
-        lives = [Live(one, LocalAnswer(self, loop), now) for one in work]
+        lives = [Live(one, LocalAnswer(self, loop), Times(now)) for one in work]
         if not thread.post(partial(room.submit, lives)):
             raise unavailable("the engine has stopped")
         for live in lives:
@@ -98,10 +103,10 @@ class LocalEngine:
     def _refuse_if_full(self, room: EngineRoom, more: int) -> None:
         """What finds a place in the rounds at once does not wait; where somebody waits for memory, nobody does."""
         lives = list(self._answers.values())
-        waiting = sum(live.begun is None for live in lives)
-        free = 0 if room.blocked else max(0, self.settings.max_running - (len(lives) - waiting))
+        waiting = sum(live.times.begun is None for live in lives)
+        free = 0 if room.blocked else max(0, self._places - (len(lives) - waiting))
         if waiting + more > self.settings.max_queue + free:
-            seconds = self.tally.mean_seconds * max(1, waiting) / self.settings.max_running
+            seconds = self.tally.mean_seconds * max(1, waiting) / self._places
             raise ApiError(
                 429,
                 f"{waiting} answers are waiting already: try again later",
@@ -110,7 +115,7 @@ class LocalEngine:
             )
 
     def _waited_too_long(self, live: Live) -> None:
-        if live.begun is None:
+        if live.times.begun is None:
             message = f"it waited {self.settings.queue_timeout:g} seconds for its turn: try again later"
             live.answer.fail(ApiError(503, message, code="queue_timeout", headers={"Retry-After": str(LONGEST_WAIT)}))
 
@@ -134,10 +139,10 @@ class LocalEngine:
 
     def state(self) -> EngineState:
         """As things are now; any thread may ask."""
-        lives, now = list(self._answers.values()), time.perf_counter()
-        waiting = sum(live.begun is None or is_parked(live) for live in lives)
+        now = time.perf_counter()
+        lives = [live for live in list(self._answers.values()) if not live.times.ended]
+        waiting = sum(live.times.begun is None or is_parked(live) for live in lives)
         recent, pool = self.tally.recent.sum(now), None if self.model is None else self.model.engine.pool
-        totals = self.tally.totals({} if self._room is None else self._room.lives)
         return EngineState(
             status=self._status,
             running=len(lives) - waiting,
@@ -146,9 +151,13 @@ class LocalEngine:
             tokens_per_second=recent.tokens / max(1.0, now - recent.began),
             accepted_share=recent.accepted / recent.drafted if recent.drafted else None,
             tokens_per_round=1 + recent.accepted / recent.rounds if recent.rounds else None,
-            arms=dict(totals.arms),
+            arms=dict(self.totals().arms),
             warnings=() if self.model is None else tuple(self.model.engine.low_acceptance.warnings),
         )
+
+    def totals(self) -> Totals:
+        """Of all answers since the start."""
+        return self.tally.totals({} if self._room is None else self._room.lives)
 
     async def drain(self, timeout: float) -> None:
         """Refuse what is new, let the others finish for so long, stop the rest, and end the thread."""
@@ -160,14 +169,14 @@ class LocalEngine:
                 await asyncio.wait_for(self._empty.wait(), timeout)
             except TimeoutError:
                 log.warning("%d answers were stopped: they took too long to finish", len(self._answers))
-        for answer in list(self._answers):
-            answer.fail(unavailable("the server is shutting down"))
         await self.close()
 
     async def close(self) -> None:
-        """End the thread; what still runs is left as it is."""
+        """Stop what still runs, and end the thread."""
         if self._status != "broken":
             self._status = "draining"
+        for answer in list(self._answers):
+            answer.fail(unavailable("the server is shutting down"))
         if self._thread is not None:
             await beside(partial(self._thread.close, END))
         if self.model is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from forerun.draft.arms import SERVED
 from forerun.language_model import LanguageModel
 from forerun.serve.model_service import LoadedModel
+from forerun.serve.settings import ServeSettings
 
 
-def loaded_model(model: LanguageModel) -> LoadedModel:
+def loaded_model(model: LanguageModel, settings: ServeSettings) -> LoadedModel:
     """Once, when it has been loaded."""
     engine = model.engine
     return LoadedModel(
@@ -21,4 +22,6 @@ def loaded_model(model: LanguageModel) -> LoadedModel:
             "guaranteed": model.probe.guaranteed,
             "drafters": [name for name in SERVED if name in engine.drafters],
         },
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
     )

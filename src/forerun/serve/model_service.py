@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forerun.sample.grammar import GrammarVocabulary
 from forerun.serve.engine_client import EngineClient, EngineState
 from forerun.serve.errors import ApiError
 from forerun.serve.parsing.formats import AnswerFormat, format_of
@@ -28,17 +30,35 @@ class LoadedModel:
     stop_ids: frozenset[int] = frozenset()
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
     about: Mapping[str, Any] = field(default_factory=dict)  # for /props: device, drafters, memory
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     token_bytes: TokenBytes = field(init=False)
     format: AnswerFormat = field(init=False)  # how it writes thinking and tool calls
+    _grammars: list[GrammarVocabulary] = field(init=False, default_factory=list)  # none until somebody needs one
+    _making: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer))
-        object.__setattr__(self, "format", format_of(self.tokenizer))
+        object.__setattr__(self, "format", self._format())
+
+    def _format(self) -> AnswerFormat:
+        return format_of(self.tokenizer, tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)
 
     @property
     def longest_prompt(self) -> int:
         """Characters: a text with more has too many tokens whatever it says."""
         return self.context * self.token_bytes.longest
+
+    def grammar_vocabulary(self) -> GrammarVocabulary:
+        """Its tokens as grammars see them: made once, which takes up to a second."""
+        with self._making:
+            if not self._grammars:
+                self._grammars.append(GrammarVocabulary(self.tokenizer, self.vocab, self.stop_ids))
+            return self._grammars[0]
+
+    def ids_of(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text that the server writes itself: marks in it are tokens of their own."""
+        return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 class ModelService:
@@ -64,8 +84,9 @@ class ModelService:
         return self._loaded
 
     def state(self) -> EngineState:
-        """How the engine is."""
-        return self.engine.state()
+        """How the engine is; it may be ready a little before all that belongs to the model."""
+        state = self.engine.state()
+        return replace(state, status="loading") if state.status == "ready" and self._loaded is None else state
 
     def check_name(self, model: str | None) -> None:
         """A request may name the model or leave that out; another name is not found here."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
 import threading
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 
-from forerun.errors import ForerunError
 from forerun.serve.settings import ServeSettings
+from forerun.serve.settings_check import check_settings
 
 if TYPE_CHECKING:
     from forerun.language_model import LanguageModel
@@ -46,16 +45,6 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         """Leaves them alone."""
         yield
-
-
-def check_address(settings: ServeSettings) -> None:
-    """Whoever can reach the server can use it: other machines need a key."""
-    if settings.host == "localhost" or settings.api_key:
-        return
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(settings.host).is_loopback:
-            return
-    raise ForerunError(f"listening on {settings.host} needs a key: give --api-key or FORERUN_API_KEY")
 
 
 async def serve(
@@ -135,14 +124,15 @@ def model_names(model: str, settings: ServeSettings) -> tuple[str, tuple[str, ..
 
 def run_server(load: Callable[[], LanguageModel], settings: ServeSettings, model: str = "forerun") -> None:
     """Serve what `load` gives; `model` is what the user calls it. Returns when a signal has ended it."""
-    check_address(settings)
+    check_settings(settings)
     asyncio.run(_run(load, settings, model))
 
 
 async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model: str) -> None:
     from forerun.serve.app import create_app
-    from forerun.serve.local_engine import LocalEngine
+    from forerun.serve.local_engine import LocalEngine, beside
     from forerun.serve.local_model import loaded_model
+    from forerun.serve.metrics import Metrics
     from forerun.serve.model_service import ModelService
 
     engine = LocalEngine(settings)
@@ -150,7 +140,10 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
     service = ModelService(name, engine, aliases)
 
     async def make_ready() -> None:
-        service.ready(loaded_model(await engine.load(load)))
+        model = loaded_model(await engine.load(load), settings)
+        await beside(model.grammar_vocabulary)
+        service.ready(model)
         log.info("ready: %s", name)
 
-    await serve(create_app(service, settings), engine, settings, make_ready())
+    app = create_app(service, settings, Metrics(engine, name).render)
+    await serve(app, engine, settings, make_ready())

@@ -7,6 +7,7 @@ import math
 import socket
 
 from forerun.errors import ForerunError
+from forerun.serve.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
 from forerun.serve.settings import ServeSettings
 
 COUNTS = ("max_running", "max_queue", "max_body", "max_choices", "max_stops", "max_schema")
@@ -23,6 +24,10 @@ def check_settings(settings: ServeSettings) -> None:
     for name in SECONDS:
         if not 0 < getattr(settings, name) < math.inf:
             raise ForerunError(f"--{name.replace('_', '-')} {getattr(settings, name)}: give seconds above 0")
+    for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+        value = getattr(settings, name)
+        if value not in known:
+            raise ForerunError(f"--{name.replace('_', '-')} {value}: use one of {', '.join(known)}")
     key = settings.api_key
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
         raise ForerunError("--api-key must be printable ASCII without spaces: headers carry nothing else")

@@ -22,12 +22,16 @@ DONE = b"data: [DONE]\n\n"
 
 def data_event(data: Mapping[str, Any], event: str | None = None) -> bytes:
     """One event; JSON has no line breaks, so that its data is one line."""
-    body = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    body = _json(data)
     return (f"event: {event}\ndata: {body}\n\n" if event else f"data: {body}\n\n").encode()
 
 
+def _json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 class Stream(EventSourceResponse):
-    """The events, with comments in between where they are long in coming.
+    """The events, with a sign of life in between where they are long in coming: a comment, or an event of the API's.
 
     `close` is called at the end however that comes about: also when the client left before the first event was asked
     for, which a `finally` inside the events would not notice.
@@ -40,14 +44,15 @@ class Stream(EventSourceResponse):
         close: Callable[[], Coroutine[Any, Any, None]],
         ping: float,
         headers: Mapping[str, str],
+        sign_of_life: Callable[[], Mapping[str, Any] | None] = lambda: None,
     ) -> None:
-        super().__init__(
-            events,
-            ping=ping,
-            sep="\n",
-            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
-            headers=dict(headers),
-        )
+        def sign() -> ServerSentEvent:
+            data = sign_of_life()
+            if data is None:
+                return ServerSentEvent(comment="ping", sep="\n")
+            return ServerSentEvent(_json(data), event=data["type"], sep="\n")
+
+        super().__init__(events, ping=ping, sep="\n", ping_message_factory=sign, headers=dict(headers))
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,18 +88,34 @@ class Peeked(Generic[Item]):
             await _cancelled(self._first)
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work` gives; when the client leaves first, the work is cancelled and nobody gets anything."""
+async def unless_gone(
+    request: Request,
+    work: Coroutine[Any, Any, Result],
+    undo: Callable[[Result], Awaitable[None]] | None = None,
+) -> Result:
+    """What `work` gives; when the client leaves first, the work is cancelled and nobody gets anything.
+
+    `undo`: for a result that came all the same, and that nobody will take.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
+    taken = False
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        taken = task.done()
+        if not taken:
             raise ApiError(499, "The client closed the connection.")
         return task.result()
     finally:
         await _cancelled(gone)
-        await _cancelled(task)
+        if not taken:
+            await shielded(_undone(task, undo))
+
+
+async def _undone(task: asyncio.Future[Result], undo: Callable[[Result], Awaitable[None]] | None) -> None:
+    await _cancelled(task)
+    if undo is not None and not task.cancelled() and task.exception() is None:
+        await undo(task.result())
 
 
 async def _disconnected(request: Request) -> None:

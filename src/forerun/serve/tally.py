@@ -10,15 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from forerun.engine.sequence import Sequence
+from forerun.serve.histogram import FIRST_TOKEN, PER_REQUEST, PER_ROUND, PER_TOKEN, TOKENS, Histogram
 
 WINDOW, BIN = 5.0, 0.25  # seconds that count as lately, and to which they are rounded
 
 
 @dataclass(slots=True)
 class Bin:
-    """A short stretch of time."""
+    """A short stretch of time, or one round."""
 
     began: float
+    read: int = 0  # prompt tokens
     tokens: int = 0
     rounds: int = 0  # of single sequences
     drafted: int = 0
@@ -31,22 +33,23 @@ class Recent:
     def __init__(self) -> None:
         self._bins: deque[Bin] = deque([Bin(time.perf_counter())], maxlen=int(WINDOW / BIN) + 1)
 
-    def add(self, now: float, tokens: int, rounds: int, drafted: int, accepted: int) -> None:
+    def add(self, round: Bin) -> None:
         """What one round of the engine gave."""
         last = self._bins[-1]
-        if now - last.began >= BIN:
-            last = Bin(now)
+        if round.began - last.began >= BIN:
+            last = Bin(round.began)
             self._bins.append(last)
-        last.tokens += tokens
-        last.rounds += rounds
-        last.drafted += drafted
-        last.accepted += accepted
+        last.tokens += round.tokens
+        last.rounds += round.rounds
+        last.drafted += round.drafted
+        last.accepted += round.accepted
 
     def sum(self, now: float) -> Bin:
         """Of the bins that are not older than the window; `began` is when the oldest of them did."""
         bins = [one for one in self._bins.copy() if now - one.began <= WINDOW]
         return Bin(
             min((one.began for one in bins), default=now),
+            0,
             sum(one.tokens for one in bins),
             sum(one.rounds for one in bins),
             sum(one.drafted for one in bins),
@@ -98,14 +101,47 @@ class Totals:
         return replace(self, arms=self.arms.copy(), accepted_at=self.accepted_at.copy())
 
 
+@dataclass(slots=True)
+class Times:
+    """When what happened to an answer."""
+
+    submitted: float
+    begun: float | None = None  # when its prompt was
+    first: float | None = None  # when its first token came
+    latest: float = 0.0  # when its last tokens came
+    ended: float = 0.0
+
+
 class Tally:
     """Written by the engine's thread, read by any."""
 
     def __init__(self) -> None:
         self.recent = Recent()
         self.mean_seconds = 1.0  # of an answer, lately
+        self.reasons: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
+        self.histograms = {
+            "time_to_first_token_seconds": Histogram(FIRST_TOKEN),
+            "inter_token_latency_seconds": Histogram(PER_TOKEN),
+            "request_time_per_output_token_seconds": Histogram(PER_TOKEN),
+            "e2e_request_latency_seconds": Histogram(PER_REQUEST),
+            "request_queue_time_seconds": Histogram(PER_REQUEST),
+            "request_inference_time_seconds": Histogram(PER_REQUEST),
+            "request_prefill_time_seconds": Histogram(PER_REQUEST),
+            "request_decode_time_seconds": Histogram(PER_REQUEST),
+            "request_prompt_tokens": Histogram(TOKENS),
+            "request_generation_tokens": Histogram(TOKENS),
+            "iteration_tokens_total": Histogram(PER_ROUND),
+        }
+        self.between_tokens = self.histograms["inter_token_latency_seconds"]
+        self.per_round = self.histograms["iteration_tokens_total"]
         self._ended = Totals()
         self._lock = threading.Lock()  # an answer that ends is counted at every moment, and once
+
+    def round(self, round: Bin) -> None:
+        """One round of the engine."""
+        self.recent.add(round)
+        if round.tokens or round.read:
+            self.per_round.add(round.tokens + round.read)
 
     def ended(self, lives: MutableMapping[int, Any], sequence: Sequence) -> None:
         """It is no longer under way."""
@@ -113,9 +149,25 @@ class Tally:
             del lives[sequence.id]
             self._ended.add(sequence)
 
-    def took(self, seconds: float) -> None:
-        """How long an answer was here."""
-        self.mean_seconds += 0.1 * (seconds - self.mean_seconds)
+    def finished(self, reason: str, times: Times, sequence: Sequence) -> None:
+        """An answer is over, for whatever reason."""
+        took, generated = times.ended - times.submitted, len(sequence.tokens) - sequence.prompt_length
+        self.mean_seconds += 0.1 * (took - self.mean_seconds)
+        self.reasons[reason] += 1
+        add = {name: histogram.add for name, histogram in self.histograms.items()}
+        add["e2e_request_latency_seconds"](took)
+        add["request_prompt_tokens"](sequence.prompt_length)
+        add["request_generation_tokens"](generated)
+        if times.begun is None:
+            return
+        add["request_queue_time_seconds"](times.begun - times.submitted)
+        add["request_inference_time_seconds"](times.ended - times.begun)
+        if times.first is not None:
+            add["time_to_first_token_seconds"](times.first - times.submitted)
+            add["request_prefill_time_seconds"](times.first - times.begun)
+            add["request_decode_time_seconds"](times.latest - times.first)
+            if generated > 1:
+                add["request_time_per_output_token_seconds"]((times.latest - times.first) / (generated - 1))
 
     def totals(self, lives: Mapping[int, UnderWay]) -> Totals:
         """Of all answers there ever were."""

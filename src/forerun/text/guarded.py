@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 
 # Added tokens spelled like this steer the model even where the tokenizer does not call them special.
 _LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].+[|｜]>|<[|｜].+>|<.+[|｜]>", re.DOTALL)
+# And others in brackets do if the template writes them: `<tool_call>`.
+_LOOKS_LIKE_MARK = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 _PRIVATE_USE = range(0xE000, 0xF900)
 _DEEPEST = 100  # levels of objects and lists in what a user gives
 
 
 def control_texts(tokenizer: PreTrainedTokenizerBase, template: str) -> list[str]:
-    """Added tokens that steer the model: special ones, ones that look so, and ones that the template itself writes."""
+    """Added tokens that steer the model: special ones, ones that look so, and marks that the template writes."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
     return [
         token.content
         for token in added
         if token.special
         or _LOOKS_LIKE_CONTROL.fullmatch(token.content)
-        or (token.content.strip() and token.content in template)
+        or (_LOOKS_LIKE_MARK.fullmatch(token.content) and token.content in template)
     ]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.bench.child_server import ChildServer
-from forerun.bench.soak_requests import ARMS, Said, SoakRequest, answer, make_requests, references
+from forerun.bench.soak_requests import Said, SoakRequest, answer, known_arms, make_requests, references
 from forerun.errors import ForerunError
 
 REPORT_EVERY = 30.0  # seconds
@@ -51,6 +51,7 @@ class Soak:
     def __init__(self, server: ChildServer, options: Namespace, requests: list[SoakRequest]) -> None:
         self._server, self._options, self._requests = server, options, requests
         self._expected: dict[int, Said] = {}
+        self._arms: list[str] = []
         self.tally, self._began = Tally(), 0.0
 
     async def run(self) -> dict[str, Any]:
@@ -59,6 +60,7 @@ class Soak:
         print(
             f"{len(self._expected)} reference answers; without: {', '.join(sorted(missing)) or 'nothing'}", flush=True
         )
+        self._arms = await known_arms(self._server.address, self._requests[0])
         self._began = time.monotonic()
         end = self._began + 60 * self._options.minutes
         async with asyncio.TaskGroup() as group:
@@ -75,7 +77,7 @@ class Soak:
     async def _client(self, dice: random.Random, end: float) -> None:
         while time.monotonic() < end:
             number = dice.choice(list(self._expected))
-            stream, arm = dice.random() < 0.6, dice.choice(ARMS)
+            stream, arm = dice.random() < 0.6, dice.choice(self._arms)
             try:
                 if dice.random() < HANG_UP:
                     await self._hang_up(number, arm, stream, dice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -102,8 +101,3 @@ def check_names(tools: Iterable[Tool]) -> None:
         if tool.name in seen:
             raise bad_request(f"Two tools are called '{tool.name}'.", "tools")
         seen.add(tool.name)
-
-
-def compact(value: object) -> str:
-    """JSON on one line, as it goes over the wire."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Request fields that the dialects share: strict models, and our own extras at the top level of a body."""
+"""Request fields that the dialects share: our own extras at the top level of a body."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
-from forerun.serve.chat_job import GenerationWish, OutputFormat, SamplingWish, Speculation
+from forerun.serve.chat_job import GenerationWish, OutputFormat, SamplingWish, Speculation, Thinking
 from forerun.serve.errors import bad_request
+from forerun.serve.routes.strict import Strict
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # a token id as the key of a JSON object
-# Names that the template's caller sets itself: a request that set them could change what is rendered, or how.
-RESERVED_OPTIONS = {
-    *("messages", "tools", "documents", "conversation", "chat_template", "tokenize", "add_generation_prompt"),
-    *("continue_final_message", "return_dict", "return_tensors", "padding", "truncation", "max_length"),
-    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
-}
-
-
-class Strict(BaseModel):
-    """Fields that are not declared are errors, and so are values of another type, NaN and infinity."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class SpeculativeWish(Strict):
@@ -57,7 +46,7 @@ class Extras(Strict):
         """Parts of a body are echoed and rendered: what is no JSON to others must not get that far."""
         try:
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        except (ValueError, RecursionError):
+        except (TypeError, ValueError, RecursionError):  # a body that came as something else is bytes
             raise ValueError("the body must be plain JSON: finite numbers, whole characters, not too deep") from None
         return body
 
@@ -85,7 +74,7 @@ class Extras(Strict):
         )
         return GenerationWish(
             sampling=sampling,
-            defaults={"temperature": 1.0, "top_p": 1.0},
+            defaults={"temperature": 1.0},
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
             stop=tuple(stop),
@@ -96,13 +85,13 @@ class Extras(Strict):
             output=output,
         )
 
-    def template_options(self) -> Mapping[str, Any]:
-        """What the chat template is told, without the names that are not the client's to set."""
-        options = self.chat_template_kwargs or {}
-        for name in options:
-            if name in RESERVED_OPTIONS:
-                raise bad_request(f"'chat_template_kwargs' must not set '{name}'.", f"chat_template_kwargs.{name}")
-        return options
+    def template(self, thinking: Thinking) -> tuple[Thinking, Mapping[str, Any]]:
+        """Options for the chat template; the one that switches thinking has its own place in a job."""
+        options = dict(self.chat_template_kwargs or {})
+        enabled = options.pop("enable_thinking", thinking.enabled)
+        if not isinstance(enabled, bool | None):
+            raise bad_request("'enable_thinking' must be true or false.", "chat_template_kwargs")
+        return Thinking(enabled, thinking.budget), options
 
 
 def speculation(value: bool | int | str | SpeculativeWish | None) -> Speculation:

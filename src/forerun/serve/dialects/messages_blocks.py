@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from forerun.serve.dialects.fields import Strict
+from forerun.serve.routes.chat_messages import FunctionName
+from forerun.serve.routes.strict import Strict
 
 
 class Block(Strict):
@@ -134,7 +135,7 @@ Foreign = Literal[
 ]
 
 
-class ForeignBlock(Strict):
+class ForeignBlock(Block):
     """Such a trace. Skipped, and named in a warning."""
 
     model_config = ConfigDict(extra="ignore")
@@ -146,7 +147,7 @@ class CustomTool(Block):
     """A function that the client runs."""
 
     type: Literal["custom"] | None = None
-    name: str = Field(min_length=1, max_length=256)
+    name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
@@ -167,11 +168,11 @@ class ServerTool(Strict):
 
 def _tool_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "custom" if kind in (None, "custom") else "server"
+    return "custom tool" if kind in (None, "custom") else "server tool"
 
 
 AnyTool = Annotated[
-    Annotated[CustomTool, Tag("custom")] | Annotated[ServerTool, Tag("server")], Discriminator(_tool_tag)
+    Annotated[CustomTool, Tag("custom tool")] | Annotated[ServerTool, Tag("server tool")], Discriminator(_tool_tag)
 ]
 
 

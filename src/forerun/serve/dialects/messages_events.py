@@ -7,13 +7,14 @@ from typing import Any
 
 from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, Summary, ToolCallDelta, Usage
 from forerun.serve.dialects.conversation import arguments_object
-from forerun.serve.dialects.messages_errors import anthropic_error
+from forerun.serve.error_bodies import anthropic_body
 from forerun.serve.errors import ApiError
 
 Json = dict[str, Any]
 
 # Clients send thinking back with its signature, and some leave out thoughts that have none. This server needs none.
 SIGNATURE = "forerun"
+PING: Json = {"type": "ping"}
 
 
 class MessagesEncoder:
@@ -31,6 +32,7 @@ class MessagesEncoder:
             "stop_sequence": None,
             "usage": _usage(Usage(prompt=run.prompt_tokens, completion=0)),
         }
+        self._over = False
         self._open: str | None = None  # the type of the block that is being written: the last one
         self._pieces: list[str] = []  # of it
         self._ending: Json = {"stop_reason": "end_turn", "stop_sequence": None}
@@ -38,7 +40,7 @@ class MessagesEncoder:
     def start(self) -> Iterator[Json]:
         """Before the prompt was read."""
         yield {"type": "message_start", "message": dict(self._message)}
-        yield self.ping()
+        yield PING
 
     def events(self, event: ChatEvent) -> Iterator[Json]:
         """What becomes of one chat event."""
@@ -52,11 +54,12 @@ class MessagesEncoder:
 
     def failed(self, error: ApiError) -> Iterator[Json]:
         """It ends here."""
-        yield anthropic_error(error, self._request_id)
+        self._over = True
+        yield anthropic_body(error, self._request_id)
 
-    def ping(self) -> Json:
+    def ping(self) -> Json | None:
         """A sign of life."""
-        return {"type": "ping"}
+        return None if self._over else PING
 
     def answer(self) -> Json:
         """The message."""
@@ -113,6 +116,7 @@ class MessagesEncoder:
 
     def _end(self, summary: Summary) -> Iterator[Json]:
         usage = _usage(summary.usage)
+        self._over = True
         self._message |= {**self._ending, "usage": usage, **summary.statistics}
         yield {"type": "message_delta", "delta": self._ending, "usage": usage, **summary.statistics}
         yield {"type": "message_stop"}

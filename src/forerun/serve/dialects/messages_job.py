@@ -11,6 +11,7 @@ from forerun.serve.dialects.conversation import BETWEEN, Conversation, check_cho
 from forerun.serve.dialects.messages_request import CountRequest, MessagesRequest, Turn
 from forerun.serve.dialects.messages_tools import ToolBox
 from forerun.serve.dialects.notes import Notes
+from forerun.serve.effort import BUDGETS, Effort
 from forerun.serve.errors import bad_request
 
 # Claude Code puts this block first. It differs from request to request, and would make every prompt a new one.
@@ -26,16 +27,16 @@ def make_job(request: CountRequest, notes: Notes, request_id: str | None = None)
     last_user = max((i for i, turn in enumerate(request.messages) if turn.role == "user"), default=-1)
     for index, turn in enumerate(request.messages):
         cleared = turn.role == "system" and turn.clear_at == "next_user_message" and index < last_user
-        _add_turn(conversation, box, turn, f"messages.{index}", notes, cleared)
+        _add_turn(conversation, box, turn, f"messages[{index}]", notes, cleared)
     tools = box.tools
-    effort = _effort(request, notes)
+    thinking, options = request.template(_thinking(request, notes))
     return ChatJob(
         messages=conversation.messages,
         wish=_wish(request),
         tools=tools,
         tool_choice=check_choice(_choice(request), tools),
-        thinking=_thinking(request, notes),
-        template_options={**({"reasoning_effort": effort} if effort else {}), **request.template_options()},
+        thinking=thinking,
+        template_options=options,
         continue_last=conversation.ends_with_text,
         request_id=request_id,
     )
@@ -69,14 +70,15 @@ def _system(request: CountRequest, notes: Notes) -> str:
     return _text(parts, "system", notes)
 
 
-def _effort(request: CountRequest, notes: Notes) -> str | None:
+def _effort(request: CountRequest, notes: Notes) -> Effort | None:
     """The last word on it."""
     said = [
         options for options in (request.output_config, *(turn.output_config for turn in request.messages)) if options
     ]
     if any(options.timing for options in said):
         notes.unused("output_config.timing")
-    return next((options.effort for options in reversed(said) if options.effort), None)
+    effort = next((options.effort for options in reversed(said) if options.effort), None)
+    return "xhigh" if effort == "max" else effort
 
 
 def _choice(request: CountRequest) -> ToolChoice:
@@ -92,16 +94,20 @@ def _choice(request: CountRequest) -> ToolChoice:
 
 
 def _thinking(request: CountRequest, notes: Notes) -> Thinking:
-    wanted = request.thinking
+    """Effort says how long it may take, where nothing else does."""
+    wanted, effort = request.thinking, _effort(request, notes)
+    budget = BUDGETS[effort] if effort else None
     if wanted is None:
-        return Thinking()
+        return Thinking(budget=budget)
     for name in ("display", "block_binding"):
         if getattr(wanted, name) is not None:
             notes.unused(f"thinking.{name}")
     if wanted.type == "between_tools":
         notes.unused("thinking between_tools")
     enabled = {"enabled": True, "disabled": False}.get(wanted.type)
-    return Thinking(enabled, None if enabled is False else wanted.budget_tokens)
+    if enabled is False:
+        return Thinking(enabled=False)
+    return Thinking(enabled, budget if wanted.budget_tokens is None else wanted.budget_tokens)
 
 
 def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, notes: Notes, cleared: bool) -> None:
@@ -112,7 +118,7 @@ def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, 
         parts = turn.content
     for index, block in enumerate(parts):
         if isinstance(block, blocks.ToolChangeBlock):
-            box.change(block, f"{param}.content.{index}")
+            box.change(block, f"{param}.content[{index}]")
     parts = [block for block in parts if not isinstance(block, blocks.ToolChangeBlock)]
     if turn.role == "system":
         if not cleared:
@@ -120,7 +126,7 @@ def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, 
         return
     says = conversation.says if turn.role == "assistant" else conversation.user
     for index, block in enumerate(parts):
-        place = f"{param}.content.{index}"
+        place = f"{param}.content[{index}]"
         match block:
             case blocks.ToolResultBlock():
                 _note_block(block, notes)
@@ -156,7 +162,7 @@ def _text(parts: Sequence[Any], param: str, notes: Notes) -> str:
             case blocks.ToolReferenceBlock():
                 texts.append(f"Tool: {block.tool_name}")
             case blocks.ImageBlock() | blocks.DocumentBlock():
-                raise no_media(block.type, f"{param}.{index}" if len(parts) > 1 else param)
+                raise no_media(block.type, f"{param}[{index}]" if len(parts) > 1 else param)
             case _:
                 raise bad_request(f"A block of type '{block.type}' has no place here.", param)
     return BETWEEN.join(texts)

@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from forerun.serve.dialects.fields import Extras, Strict
+from forerun.serve.dialects.fields import Extras
 from forerun.serve.dialects.messages_blocks import AnyBlock, AnyTool, TextBlock
+from forerun.serve.routes.openai_fields import StopString
+from forerun.serve.routes.strict import Strict
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
@@ -95,7 +97,7 @@ class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1, lt=2**31)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[StopString] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

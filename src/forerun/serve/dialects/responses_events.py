@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, Summary, ToolCallDelta, Usage
 from forerun.serve.dialects.responses_errors import failure
@@ -16,10 +16,18 @@ from forerun.serve.errors import ApiError
 Json = dict[str, Any]
 
 
+class Named(NamedTuple):
+    """What a response is called: as its run is, or by itself where none could be started."""
+
+    id: str
+    created: int
+    model: str
+
+
 class ResponsesEncoder:
     """One response. `answer()` is the same object that the last event of a stream carries."""
 
-    def __init__(self, run: ChatRun, request: ResponsesRequest, box: ToolBox) -> None:
+    def __init__(self, run: ChatRun | Named, request: ResponsesRequest, box: ToolBox) -> None:
         self._run_id, self._places = run.id, box.places
         self._response = _empty_response(run, request, box)
         options = request.reasoning
@@ -44,9 +52,9 @@ class ResponsesEncoder:
         self._response |= {"status": "failed", "error": failure(error)}
         yield self._numbered({"type": "response.failed", "response": self._response})
 
-    def ping(self) -> Json:
+    def ping(self) -> Json | None:
         """OpenAI's own sign of life. Codex counts the time between events, and a comment is none."""
-        return self._numbered({"type": "keepalive"})
+        return self._numbered({"type": "keepalive"}) if self._response["status"] == "in_progress" else None
 
     def answer(self) -> Json:
         """The response object."""
@@ -134,7 +142,7 @@ def _usage(usage: Usage) -> Json:
     }
 
 
-def _empty_response(run: ChatRun, request: ResponsesRequest, box: ToolBox) -> Json:
+def _empty_response(run: ChatRun | Named, request: ResponsesRequest, box: ToolBox) -> Json:
     """With everything that is known before the answer; what the request left open is null."""
     dumped = request.model_dump(exclude_none=True, by_alias=True)
     text, reasoning = dumped.get("text", {}), dumped.get("reasoning", {})

@@ -24,6 +24,7 @@ from forerun.serve.dialects.responses_request import (
     ResponsesRequest,
     SchemaFormat,
 )
+from forerun.serve.effort import thinking_for
 from forerun.serve.errors import bad_request
 
 LOGPROBS = "message.output_text.logprobs"
@@ -78,19 +79,19 @@ def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tu
         conversation.user(request.input)
     else:
         for index, item in enumerate(request.input or ()):
-            _add_item(conversation, box, item, f"input.{index}", notes)
+            _add_item(conversation, box, item, f"input[{index}]", notes)
     if not any(message["role"] != "system" for message in conversation.messages):
         raise bad_request("'input' has nothing to answer.", "input")
     check_names(box.tools)
     choice, tools = _choice(request, box.tools)
-    thinking, options = _thinking(request, notes)
+    thinking, options = request.template(_thinking(request, notes))
     return ChatJob(
         messages=conversation.messages,
         wish=_wish(request),
         tools=tools,
         tool_choice=check_choice(choice, tools),
         thinking=thinking,
-        template_options={**options, **request.template_options()},
+        template_options=options,
         request_id=request_id,
     ), box
 
@@ -123,15 +124,13 @@ def _output(request: Prompt) -> OutputFormat | None:
     return OutputFormat("json_object") if wanted and wanted.type == "json_object" else None
 
 
-def _thinking(request: Prompt, notes: Notes) -> tuple[Thinking, dict[str, Any]]:
-    """Effort is for the template to understand, where it does; "none" is the switch."""
-    budget = request.thinking_budget if isinstance(request, ResponsesRequest) else None
-    effort = request.reasoning.effort if request.reasoning else None
-    if request.reasoning and request.reasoning.context not in (None, "auto"):
+def _thinking(request: Prompt, notes: Notes) -> Thinking:
+    options = request.reasoning
+    if options is not None and options.context not in (None, "auto"):
         notes.unused("reasoning.context")
-    if effort == "none":
-        return Thinking(enabled=False), {}
-    return Thinking(budget=budget), {"reasoning_effort": effort} if effort else {}
+    thinking = thinking_for("xhigh" if options.effort == "max" else options.effort) if options else Thinking()
+    budget = request.thinking_budget if isinstance(request, ResponsesRequest) else None
+    return thinking if budget is None else Thinking(thinking.enabled, budget)
 
 
 def _choice(request: Prompt, tools: Sequence[Tool]) -> tuple[ToolChoice, Sequence[Tool]]:
@@ -164,7 +163,8 @@ def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, n
         case items.AdditionalTools():
             box.add(item.tools, notes)
         case items.ItemReference():
-            raise bad_request("This server keeps no items: send the item itself.", param, "unsupported_parameter")
+            said = "This server keeps no items: send the items themselves, with 'store': false."
+            raise bad_request(said, param, "unsupported_parameter")
         case _:
             notes.unused(f"input item {item.type}")
 
@@ -175,7 +175,7 @@ def _text(content: str | Sequence[Any], between: str, param: str) -> str:
     texts = []
     for index, part in enumerate(content):
         if isinstance(part, items.Media):
-            raise no_media(part.type, f"{param}.{index}")
+            raise no_media(part.type, f"{param}[{index}]")
         texts.append(part.refusal if isinstance(part, items.Refusal) else part.text)
     return between.join(texts)
 

@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from forerun.serve.dialects.fields import Extras, Strict
+from forerun.serve.dialects.fields import Extras
 from forerun.serve.dialects.responses_items import AnyItem, AnyTool
+from forerun.serve.routes.openai_fields import StopString
+from forerun.serve.routes.strict import Strict
 
 
 class PlainFormat(Strict):
@@ -91,7 +93,7 @@ class ResponsesRequest(Prompt):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    stop: str | list[str] | None = None
+    stop: StopString | list[StopString] | None = None
     thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None

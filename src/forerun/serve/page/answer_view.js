@@ -53,7 +53,7 @@ export class AnswerView {
     this.markdown.root.classList.toggle("live", live && Boolean(node.content));
     if (coloured) {
       this.drafts ??= new DraftsView(node, 0);
-      this.drafts.update();
+      this.drafts.update(!live);
     } else this.markdown.update(node.content);
     const shown = coloured ? this.drafts.root : this.markdown.root;
     if (this.body.firstChild !== shown) this.body.replaceChildren(shown);
@@ -64,6 +64,9 @@ export class AnswerView {
 
   #after() {
     const { error, state, finish } = this.node;
+    const key = JSON.stringify([error, state, finish]);
+    if (this.afterKey === key) return; // or an error would be read out again
+    this.afterKey = key;
     const parts = [];
     if (state === "error") parts.push(this.#problem(error));
     const notice = NOTICES[state] ?? NOTICES[finish];
@@ -107,7 +110,8 @@ export class AnswerView {
       "div",
       { class: "message-tools" },
       copy,
-      iconButton("again", "Answer again", () => chat.regenerate(node), { class: "small", disabled: busy }),
+      node.state !== "error" &&
+        iconButton("again", "Answer again", () => chat.regenerate(node), { class: "small", disabled: busy }),
       branchSwitch(chat, node),
     );
     const figures =

@@ -32,6 +32,7 @@ export class Chat extends EventTarget {
     this.conversations = [];
     this.current = newConversation();
     this.runs = new Map(); // conversation id -> { node, stop }
+    this.saving = new Map(); // conversation -> writes that have begun
   }
 
   async load() {
@@ -83,7 +84,8 @@ export class Chat extends EventTarget {
   regenerate(node) {
     if (this.run) return;
     const conversation = this.current;
-    if (node.state === "error" && !node.content && !node.reasoning) delete conversation.nodes[node.id];
+    const followed = Object.values(conversation.nodes).some((other) => other.parent === node.id);
+    if (node.state === "error" && !node.content && !node.reasoning && !followed) delete conversation.nodes[node.id];
     this.#answer(conversation, conversation.nodes[node.parent]);
   }
 
@@ -138,9 +140,11 @@ export class Chat extends EventTarget {
     return fresh.length;
   }
 
-  /** Keeps half an answer when the page goes away. */
-  rescueRunning() {
-    rescue(this.conversations.filter(({ id }) => this.runs.has(id)));
+  /** Keeps half an answer, and what is still being saved, when the page goes away. */
+  rescueUnsaved() {
+    rescue(
+      this.conversations.filter((conversation) => this.runs.has(conversation.id) || this.saving.has(conversation)),
+    );
   }
 
   async #answer(conversation, question) {
@@ -172,7 +176,15 @@ export class Chat extends EventTarget {
 
   #save(conversation) {
     if (!this.conversations.includes(conversation)) return; // deleted meanwhile
-    this.store.put(structuredClone(conversation)).catch(() => this.#tell("unsaved"));
+    this.saving.set(conversation, 1 + (this.saving.get(conversation) ?? 0));
+    this.store
+      .put(structuredClone(conversation))
+      .catch(() => this.#tell("unsaved"))
+      .finally(() => {
+        const left = this.saving.get(conversation) - 1;
+        if (left) this.saving.set(conversation, left);
+        else this.saving.delete(conversation);
+      });
   }
 
   #tell(type, detail = null) {

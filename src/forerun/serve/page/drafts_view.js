@@ -4,12 +4,17 @@ import { el } from "./dom.js";
 import { MixView } from "./mix_view.js";
 import { sourceOf } from "./sources.js";
 import { tokenCard } from "./token_card.js";
+import { TokenTexts } from "./token_texts.js";
+
+const AHEAD = 64; // tokens looked at to find the end of a character
 
 export class DraftsView {
   /** `thinking`: 1 for the tokens of the thinking, 0 for those of the answer. */
   constructor(node, thinking) {
     Object.assign(this, { node, thinking });
     this.seen = 0; // of node.tokens
+    this.mine = []; // indexes of those that are shown here, and not yet shown
+    this.texts = new TokenTexts();
     this.counts = {};
     this.round = null;
     this.tokens = el("div", { class: "tokens" });
@@ -18,46 +23,49 @@ export class DraftsView {
     tokenCard.watch(this.tokens, (span) => this.#about(span));
   }
 
-  /** Adds what came since the last time. */
-  update() {
-    const { tokens } = this.node;
-    if (this.seen === tokens.length) return;
+  /** Adds what came since the last time. `over`: nothing more will come. */
+  update(over) {
+    const { tokens, content, reasoning } = this.node;
     for (; this.seen < tokens.length; this.seen += 1) {
-      const [text, source, round, thinking] = tokens[this.seen];
-      if (thinking === this.thinking) this.#add(text, source, round);
+      if (tokens[this.seen][3] === this.thinking) this.mine.push(this.seen);
     }
-    const drafted = Object.entries(this.counts).reduce(
-      (sum, [name, count]) => sum + (sourceOf(name).key === "model" ? 0 : count),
-      0,
-    );
-    const rounds = this.tokens.childElementCount;
-    this.mix.update(
-      this.counts,
-      rounds
-        ? `${drafted} of ${this.tokens.querySelectorAll(".token").length} tokens drafted · ${rounds} rounds`
-        : null,
-    );
+    let done = 0;
+    while (done < this.mine.length) {
+      const ahead = this.mine.slice(done, done + AHEAD).map((index) => tokens[index][0]);
+      const shown = this.texts.next(ahead, this.thinking ? reasoning : content, over);
+      if (!shown.length) break;
+      for (const text of shown) this.#add(text, this.mine[done++]);
+    }
+    this.mine.splice(0, done);
+    if (done) this.#count();
   }
 
-  #add(text, source, round) {
+  #count() {
+    const all = Object.values(this.counts).reduce((sum, count) => sum + count, 0);
+    const own = Object.entries(this.counts).filter(([name]) => sourceOf(name).key === "model");
+    const drafted = own.reduce((left, [, count]) => left - count, all);
+    const rounds = this.tokens.childElementCount;
+    this.mix.update(this.counts, `${drafted} of ${all} tokens drafted · ${rounds} rounds`);
+  }
+
+  #add(text, index) {
+    const [, source, round] = this.node.tokens[index];
     this.counts[source] = (this.counts[source] ?? 0) + 1;
     if (this.round !== round || !this.tokens.lastChild) this.tokens.append(el("span", { class: "round" }));
     this.round = round;
     const group = this.tokens.lastChild;
     group.classList.toggle("several", group.childElementCount > 0);
     // A line break is shown by a sign, so that a token of nothing else can be seen and pointed at.
-    const parts = text
-      .split("\n")
-      .flatMap((line, index) => (index ? [el("span", { class: "break" }, "\n"), line] : [line]));
-    group.append(el("span", { class: "token", data: { source: sourceOf(source).key, index: this.seen } }, parts));
+    const parts = text.split("\n").flatMap((line, at) => (at ? [el("span", { class: "break" }, "\n"), line] : [line]));
+    const name = text ? "token" : "token rest";
+    group.append(el("span", { class: name, data: { source: sourceOf(source).key, index } }, parts));
   }
 
   #about(span) {
     const index = Number(span.dataset.index);
-    const [text, source, round] = this.node.tokens[index];
+    const [, source, round] = this.node.tokens[index];
     const mates = this.node.tokens.map((token, at) => [token, at]).filter(([token]) => token[2] === round);
     return {
-      text,
       source: sourceOf(source),
       round,
       place: mates.findIndex(([, at]) => at === index),

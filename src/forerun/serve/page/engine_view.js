@@ -53,15 +53,20 @@ export class EngineView {
   async #ask() {
     try {
       const state = await this.server.stats(AbortSignal.timeout(5000));
-      this.problem.hidden = true;
+      this.#say((state.warnings ?? []).join(" "));
       this.#draw(state);
       this.told(state);
     } catch (error) {
-      this.problem.textContent = error.status === 401 ? "The server wants a key for this." : error.message;
-      this.problem.hidden = false;
+      this.#say(error.status === 401 ? "The server wants a key for this." : error.message);
       this.told(null);
     }
     this.#schedule(EVERY);
+  }
+
+  /** What is wrong, if anything is. */
+  #say(text) {
+    this.problem.hidden = !text;
+    if (this.problem.textContent !== text) this.problem.textContent = text; // or it would be read out again
   }
 
   #draw(state) {

@@ -5,6 +5,7 @@ import { icon } from "./icons.js";
 
 export function short(number) {
   const size = Math.abs(number);
+  if (size === 0) return "0";
   if (size >= 1000) return Math.round(number).toLocaleString("en");
   return number.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
 }

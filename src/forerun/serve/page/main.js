@@ -92,7 +92,7 @@ async function meetServer() {
 look.addEventListener("change", follow);
 follow();
 addEventListener("keydown", onKey);
-addEventListener("pagehide", () => chat.rescueRunning());
+addEventListener("pagehide", () => chat.rescueUnsaved());
 part("scrim").addEventListener("click", () => openDrawer(false));
 chat.addEventListener("open", () => openDrawer(false));
 chat.addEventListener("unsaved", () =>

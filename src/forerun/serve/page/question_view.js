@@ -2,11 +2,21 @@
 
 import { branchSwitch } from "./branch_switch.js";
 import { copyText, el, iconButton } from "./dom.js";
+import { MarkdownView } from "./markdown.js";
+
+/** Only where there is code: elsewhere people mean the characters they type. */
+function markdownBubble(text) {
+  const view = new MarkdownView();
+  view.update(text);
+  return el("div", { class: "bubble formatted" }, view.root);
+}
 
 export class QuestionView {
   constructor(chat, node) {
     Object.assign(this, { chat, node });
-    this.bubble = el("div", { class: "bubble" }, node.content);
+    this.bubble = node.content.includes("```")
+      ? markdownBubble(node.content)
+      : el("div", { class: "bubble" }, node.content);
     this.tools = el("div", { class: "message-tools" });
     this.root = el("article", { class: "message user", "aria-label": "Question" }, this.bubble, this.tools);
   }
@@ -14,6 +24,9 @@ export class QuestionView {
   update() {
     if (this.editing) return;
     const { chat, node } = this;
+    const key = JSON.stringify([chat.run !== null, Object.keys(chat.current.nodes).length, chat.current.leaf]);
+    if (this.toolsKey === key) return; // keeps a focused button
+    this.toolsKey = key;
     const branches = branchSwitch(chat, node);
     const copy = iconButton("copy", "Copy this question", () => copyText(node.content, copy), { class: "small" });
     const edit = iconButton("edit", "Edit this question", () => this.edit(), {

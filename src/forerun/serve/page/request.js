@@ -12,9 +12,11 @@ const FIELDS = {
 
 /** `path`: the nodes from the first question to the last one. */
 export function chatRequest(model, path, settings) {
-  const messages = path
-    .filter((node) => node.role === "user" || node.content)
-    .map(({ role, content }) => ({ role, content }));
+  // A question that got no answer is left out with it: many templates want the two to take turns.
+  const said = path.filter((node, at) =>
+    node.role === "user" ? at + 1 === path.length || path[at + 1].content : node.content,
+  );
+  const messages = said.map(({ role, content }) => ({ role, content }));
   if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system.trim() });
   const body = {
     model,

@@ -3,7 +3,7 @@
 const MODEL = { key: "model", name: "Model", story: "The model chose it itself." };
 const SOURCES = {
   model: MODEL,
-  plain: MODEL,
+  plain: { ...MODEL, name: "Plain" },
   mtp: { key: "mtp", name: "MTP head", story: "Drafted by the MTP head; the model agreed." },
   lookup: { key: "lookup", name: "Lookup", story: "Found in the text so far; the model agreed." },
   "long lookup": {

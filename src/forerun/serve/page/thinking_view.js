@@ -25,7 +25,7 @@ export class ThinkingView {
     const { node } = this;
     this.root.hidden = !node.reasoning;
     if (!node.reasoning) return;
-    this.coloured = coloured;
+    Object.assign(this, { live, coloured });
     this.root.classList.toggle("live", live);
     const time = node.reasoningSeconds === null ? "" : `${live ? " " : " for "}${seconds(node.reasoningSeconds)}`;
     const tokens = node.statistics?.reasoningTokens ?? node.tokens.filter((token) => token[3]).length;
@@ -39,10 +39,10 @@ export class ThinkingView {
     const atEnd = this.body.scrollHeight - this.body.scrollTop - this.body.clientHeight < 24;
     if (this.coloured) {
       this.drafts ??= new DraftsView(this.node, 1);
-      this.drafts.update();
+      this.drafts.update(!this.live);
     } else this.markdown.update(this.node.reasoning);
     const shown = this.coloured ? this.drafts.root : this.markdown.root;
     if (this.body.firstChild !== shown) this.body.replaceChildren(shown);
-    if (atEnd && this.root.classList.contains("live")) this.body.scrollTop = this.body.scrollHeight;
+    if (atEnd && this.live) this.body.scrollTop = this.body.scrollHeight;
   }
 }

@@ -28,7 +28,8 @@ export class Waiting {
     try {
       const { waiting, status } = await this.server.stats();
       if (status === "loading") text = "The model is being loaded";
-      else text = waiting > 0 ? `Waiting · ${waiting} in the queue` : "Reading the prompt";
+      // This answer counts among those that wait until its prompt is read.
+      else text = waiting > 1 ? `Waiting · ${waiting - 1} more in the queue` : "Reading the prompt";
     } catch {
       // The answer itself will say what is wrong.
     }

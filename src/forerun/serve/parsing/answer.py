@@ -39,6 +39,7 @@ class TaggedParser:
         self._buffer = ""
         self._first = True  # nothing but white space so far, thinking aside
         self._reader: CallReader | None = None
+        self._mark = ""  # what the reader was called for
         self._state = "thinking begins" if thinking_open and think else "text"
 
     def push(self, text: str) -> list[Piece]:
@@ -83,11 +84,15 @@ class TaggedParser:
             if reading is Reading.MORE:
                 continue
             self._reader = None
+            again = reader.rest
             if reading is Reading.FAILED:
                 if reader.started:
                     self._said.end()
-                self._said.content(reader.raw)
-            self._buffer = reader.rest + self._buffer[index + 1 :]
+                # The mark was text. What came after it is read again: it may have a mark in it.
+                text = self._mark if reader.raw.startswith(self._mark) else reader.raw
+                self._said.content(text)
+                again = reader.raw[len(text) :] + again
+            self._buffer = again + self._buffer[index + 1 :]
             return True
         self._buffer = ""
         return False
@@ -117,7 +122,7 @@ class TaggedParser:
         if self._think is not None and mark == self._think[0]:
             self._state = "thinking begins"
         elif self._make_reader is not None:
-            self._reader = self._make_reader(self._said, mark)
+            self._mark, self._reader = mark, self._make_reader(self._said, mark)
         return True
 
     def _marks_here(self) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from forerun.errors import ForerunError
 from forerun.text.chat import chat_template
+from forerun.text.habits import habits_of
+from forerun.text.template import ChatTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,7 +82,8 @@ def detect_format(
         tools = _tool_style(template)
     assert reasoning in _THINK_TOKENS
     assert tools in _TOOL_TOKENS
-    switch = next((name for name in _SWITCHES if re.search(rf"(?<![\w.'\"]){name}\b", template)), None)
+    options = _options(template)
+    switch = next((name for name in _SWITCHES if name in options), None)
     used = (*_THINK_TOKENS[reasoning], *_TOOL_TOKENS[tools])
     ids = {text: added_tokens[text] for text in used if text in added_tokens}
     shown = frozenset(text for text in used if text in special_tokens)
@@ -93,8 +95,14 @@ def format_of(
 ) -> AnswerFormat:
     """The format of a loaded model. Of several templates the one for tools tells more."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    try:
+        template = chat_template(tokenizer, with_tools=True).source
+    except ForerunError:
+        template = None  # there is none, or it is broken: chats say so, and the model still completes text
+    if tool_parser == "auto" and template and not habits_of(template, tokenizer.special_tokens_map).tools:
+        tool_parser = "hermes"  # tools are described as text then, and calls asked for in this form
     return detect_format(
-        chat_template(tokenizer, with_tools=True).source if tokenizer.chat_template else None,
+        template,
         {token.content: index for index, token in added.items()},
         {token.content for token in added.values() if token.special},
         reasoning_parser=reasoning_parser,
@@ -124,6 +132,13 @@ def _tool_style(template: str) -> ToolStyle:
     if "<|python_tag|>" in template or ("ipython" in template and '"parameters"' in template):
         return "llama3_json"
     return "hermes"  # what `encode_chat` tells a model whose template knows nothing of tools
+
+
+def _options(template: str) -> frozenset[str]:
+    try:
+        return ChatTemplate(template, {}).options()
+    except ForerunError:
+        return frozenset()  # it cannot be rendered either, and says so then
 
 
 def _checked(value: str, known: tuple[str, ...], flag: str) -> str:

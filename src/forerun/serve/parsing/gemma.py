@@ -128,10 +128,10 @@ class GemmaReader(Closing):
         if not self._seen and letter in '<"':
             self._quoting_key = True
             return self._begin_quoted(letter)
-        if letter == ":":
+        if letter == ":" and self._seen:
             self._say(f'"{json_string(self._seen.strip(SPACE))}":')
             return self._key_over()
-        if letter in '{}[],<>"\n':
+        if letter in '{}[],<>":\n':
             return False
         self._seen += letter
         return True

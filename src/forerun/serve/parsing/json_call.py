@@ -19,8 +19,9 @@ class JsonCall(Base):
     """
 
     def __init__(self, said: Said, raw: str, first_keys: Collection[str] | None = None) -> None:
-        """`first_keys`: an object that begins with another key is not meant as a call."""
+        """`first_keys`: of a call without marks; with another key first, or without arguments, it is just JSON."""
         super().__init__(said, raw)
+        self._bare = first_keys is not None
         self._first_keys = first_keys
         self._state = "open"
         self._value = JsonReader()
@@ -39,7 +40,7 @@ class JsonCall(Base):
         return reading
 
     def finish(self) -> None:
-        """Says an escape that was begun."""
+        """Says what was begun and held back."""
         if self._streaming():
             self.said.arguments(self._value.held)
 
@@ -69,14 +70,13 @@ class JsonCall(Base):
         if step is Step.FAILED:
             self.finish()
             return self.failed(letter)
-        if step is not Step.BEFORE:
-            if self._streaming():
-                self._told = True
-                self.said.arguments(text)
-            else:
-                self._text += text
-                if self._may_stream():
-                    self._begin_with(self._text.lstrip(SPACE))
+        if self._streaming():
+            self._told = True
+            self.said.arguments(text)
+        else:
+            self._text += text
+            if self._may_stream():
+                self._begin_with(self._text.lstrip(SPACE))
         if step is Step.MORE:
             return Reading.MORE
         if self._state == "key":
@@ -127,7 +127,7 @@ class JsonCall(Base):
         self.said.arguments(arguments)
 
     def _closed(self, letter: str) -> Reading:
-        if self._name is None:
+        if self._name is None or (self._bare and not self.started):
             return self.failed(letter)
         if not self.started:
             self._begin_with("{}")

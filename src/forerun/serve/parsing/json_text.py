@@ -1,7 +1,8 @@
 """JSON as it arrives, letter by letter: is what came so far the beginning of a value, and where does it end?
 
-Two things that models write and JSON forbids are set right on the way: line breaks and other control characters inside
-a text are escaped, and a backslash before a letter that needs none stands for itself (`\\d` in a search pattern).
+Some things that models write and JSON forbids are set right on the way: line breaks and other control characters inside
+a text are escaped, a backslash before a letter that needs none stands for itself (`\\d` in a search pattern), a comma
+before a closing bracket is left out, and Python's True, False and None are JSON's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 SPACE = " \t\r\n"
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _DEEPEST = 200
-_WORDS = ("true", "false", "null")
+_WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 
 
 class Step(Enum):
@@ -52,11 +53,12 @@ class JsonReader:
         self._string = False
         self._escape = ""  # a backslash and what came after it
         self._word = ""  # a number or a bare word
+        self._comma = ""  # and the white space after it, until something follows
 
     @property
     def held(self) -> str:
-        """An escape that has begun: its letters go out together."""
-        return self._escape
+        """What was taken and has not gone out: a comma, and an escape or word that has begun."""
+        return self._comma + self._escape + self._word
 
     def feed(self, letter: str) -> tuple[Step, str]:
         """Takes one letter."""
@@ -65,15 +67,25 @@ class JsonReader:
         if self._word:
             if letter.isascii() and (letter.isalnum() or letter in "+-."):
                 return self._more_of_word(letter)
-            if not (_NUMBER.fullmatch(self._word) or self._word in _WORDS):
-                return Step.FAILED, ""
-            self._word = ""
-            if not self._stack:
-                return Step.BEFORE, ""
-            self._expect = "comma"
+            return self._after_word(letter)
         if letter in SPACE:
-            return Step.MORE, letter
+            if not self._comma:
+                return Step.MORE, letter
+            self._comma += letter
+            return Step.MORE, ""
         return self._structure(letter)
+
+    def _after_word(self, letter: str) -> tuple[Step, str]:
+        if not (_NUMBER.fullmatch(self._word) or self._word in _WORDS):
+            return Step.FAILED, ""
+        word, self._word = _WORDS.get(self._word, self._word), ""
+        if not self._stack:
+            return Step.BEFORE, word
+        self._expect = "comma"
+        step, text = self.feed(letter)
+        if step is Step.FAILED:
+            self._word = word
+        return step, word + text if step is not Step.FAILED else ""
 
     def _more_of_word(self, letter: str) -> tuple[Step, str]:
         word = self._word + letter
@@ -85,7 +97,7 @@ class JsonReader:
         if not good:
             return Step.FAILED, ""
         self._word = word
-        return Step.MORE, letter
+        return Step.MORE, ""
 
     def _in_string(self, letter: str) -> tuple[Step, str]:
         if self._escape:
@@ -118,21 +130,22 @@ class JsonReader:
             if letter == "]" and expect == "value or end":
                 return self._close("[", letter)
             return self._begin_value(letter)
-        if expect in ("key", "key or end"):
-            if letter == "}" and expect == "key or end":
+        if expect == "key or end":
+            if letter == "}":
                 return self._close("{", letter)
             if letter != '"':
                 return Step.FAILED, ""
             self._string, self._expect = True, "colon"
-            return Step.MORE, letter
+            return Step.MORE, self._with_comma(letter)
         if expect == "colon":
             if letter != ":":
                 return Step.FAILED, ""
             self._expect = "value"
             return Step.MORE, letter
         if letter == "," and self._stack:
-            self._expect = "key" if self._stack[-1] == "{" else "value"
-            return Step.MORE, letter
+            self._expect = "key or end" if self._stack[-1] == "{" else "value or end"
+            self._comma = letter
+            return Step.MORE, ""
         if letter in "]}":
             return self._close("[" if letter == "]" else "{", letter)
         return Step.FAILED, ""
@@ -145,16 +158,22 @@ class JsonReader:
                 return Step.FAILED, ""
             self._stack.append(letter)
             self._expect = "key or end" if letter == "{" else "value or end"
-        elif letter in "-0123456789tfn":
+        elif letter in "-0123456789tfnTFN":
             self._word = letter
+            return Step.MORE, self._with_comma("")
         else:
             return Step.FAILED, ""
-        return Step.MORE, letter
+        return Step.MORE, self._with_comma(letter)
+
+    def _with_comma(self, text: str) -> str:
+        comma, self._comma = self._comma, ""
+        return comma + text
 
     def _close(self, kind: str, letter: str) -> tuple[Step, str]:
         if not self._stack or self._stack[-1] != kind:
             return Step.FAILED, ""
         self._stack.pop()
+        self._comma = ""
         return self._value_over(letter)
 
     def _value_over(self, letter: str) -> tuple[Step, str]:

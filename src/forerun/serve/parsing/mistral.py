@@ -40,7 +40,7 @@ class MistralReader(Base):
         return self._in_arguments(letter, taken=True) if self._state == "arguments" and letter == "{" else Reading.MORE
 
     def finish(self) -> None:
-        """Says an escape that was begun."""
+        """Says what was begun and held back."""
         if self._list is not None:
             self._list.finish()
             self.raw = self._list.raw

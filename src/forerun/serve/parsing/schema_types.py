@@ -18,14 +18,12 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return ANY
     if "$ref" in schema:
-        return types_of(_target(str(schema["$ref"]), root), root, depth + 1)
+        return types_of(resolve(str(schema["$ref"]), root), root, depth + 1)
     if "type" in schema:
         named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         return frozenset("number" if name == "integer" else str(name) for name in named) & ANY or ANY
-    if isinstance(schema.get("enum"), list) and schema["enum"]:
-        return frozenset(_type_of(value) for value in schema["enum"])
-    if "const" in schema:
-        return frozenset({_type_of(schema["const"])})
+    if known_values(schema):
+        return frozenset(_type_of(value) for value in known_values(schema))
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list) and schema[word]:
             return frozenset().union(*(types_of(one, root, depth + 1) for one in schema[word]))
@@ -68,7 +66,18 @@ def _type_of(value: Any) -> str:
     return "object"
 
 
-def _target(reference: str, root: Mapping[str, Any]) -> Any:
+def known_values(schema: Any) -> list[Any]:
+    """The values that a schema lists; none if it does not list them."""
+    if not isinstance(schema, Mapping):
+        return []
+    listed = schema.get("enum")
+    if isinstance(listed, list):
+        return listed
+    return [schema["const"]] if "const" in schema else []
+
+
+def resolve(reference: str, root: Mapping[str, Any]) -> Any:
+    """What a `$ref` inside the schema points to; None if nothing."""
     place: Any = root
     if not reference.startswith("#"):
         return None

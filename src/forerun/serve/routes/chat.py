@@ -38,7 +38,7 @@ def router(chats: ChatService, models: ModelService, settings: ServeSettings, fi
             echo=bool(body.echo),
         )
         begun = joined(body.messages[-1].content) if body.echo else ""
-        run = await unless_gone(request, chats.start(job))
+        run = await unless_gone(request, chats.start(job), lambda run: run.close())
         if not body.stream:
             try:
                 answer = await unless_gone(request, whole(run, shape, job.wish.n, begun))

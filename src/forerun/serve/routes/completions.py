@@ -35,7 +35,7 @@ def router(
             token_details=bool(body.return_token_details),
             echo=job.echo,
         )
-        started = await unless_gone(request, completions.start(job))
+        started = await unless_gone(request, completions.start(job), lambda started: started.run.close())
         if body.stream:
             chunks = TextChunks(started, shape)
             return await stream_chunks(request, started.run, chunks.of, settings.ping, headers)
