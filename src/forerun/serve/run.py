@@ -18,6 +18,7 @@ import uvicorn
 
 from forerun.serve.settings import ServeSettings
 from forerun.serve.settings_check import check_settings
+from forerun.serve.slow_heads import TimedHeads
 
 if TYPE_CHECKING:
     from forerun.language_model import LanguageModel
@@ -61,7 +62,7 @@ async def serve(
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        http="h11",
+        http=TimedHeads,
         h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_keep_alive=IDLE,
         timeout_graceful_shutdown=FLUSH,
