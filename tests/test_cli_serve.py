@@ -121,6 +121,8 @@ def test_every_setting_can_be_set_in_all_three_ways(
     }.get(type(default), ("localhost", '"localhost"', "localhost"))
     if entry.endswith("_parser"):
         typed, written, wanted = "none", '"none"', "none"
+    if entry.endswith("_parser"):
+        typed, written, wanted = "mistral", '"mistral"', "mistral"
     flag = "--" + entry.replace("_", "-")
     typing = [f"--no-{entry}"] if wanted is False else [flag, typed]
     assert main(["serve", *typing]) == 0
@@ -203,6 +205,8 @@ def test_mistakes_elsewhere_are_one_line(
     assert "--max-running 0" in refuse(["--max-running", "0"], capsys, server)
     for number in ("nan", "inf", "-1", "0"):
         assert f"--ping {float(number)}" in refuse(["--ping", number], capsys, server)
+    assert "one of auto, none, hermes" in refuse(["--tool-parser", "x"], capsys, server)
+    assert "one of auto, none, think" in refuse(["--reasoning-parser", "x"], capsys, server)
     assert "printable" in refuse(["--api-key", "a b"], capsys, server)
     assert "cannot read" in refuse(["--config", "/there/is/none"], capsys, server)
     monkeypatch.setenv("FORERUN_PORT", "x")

@@ -72,7 +72,8 @@ def test_the_commands_run(
     monkeypatch.chdir(tmp_path)  # where pictures go
     monkeypatch.setattr(work, "PAIRS", 1)  # a benchmark of seconds, not of minutes
     monkeypatch.setattr(http_load, "TURNS", 1)
-    monkeypatch.setattr(http_load, "LEAST_JOBS", 4)
+    monkeypatch.setattr(http_load, "LEAST_JOBS", 1)
+    monkeypatch.setattr(http_load, "JOBS_PER_CLIENT", 1)
     for name in ANSWER_TOKENS:
         monkeypatch.setitem(ANSWER_TOKENS, name, 4)
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello!\n/set max_tokens=8\nWho are you?\n"))
