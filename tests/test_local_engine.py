@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tiny import tiny_model
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.layers.decoder import Decoder
+from forerun.sample.parameters import SamplingParams
 from forerun.serve.engine_client import Ended
 from forerun.serve.errors import ApiError
 from forerun.serve.local_engine import LocalEngine
@@ -60,6 +62,45 @@ def test_twenty_requests_into_room_for_two(target: Decoder) -> None:
 
     asyncio.run(main())  # for want of pages
     asyncio.run(main(max_running=2))
+
+
+def test_a_storm_of_sixty_four(target: Decoder) -> None:
+    """Mixed requests in little memory, some given up: all others get the tokens and numbers they get alone."""
+    dice, arms = random.Random(3), ["off", "lookup", "auto"]
+    wishes = [
+        Request(
+            tuple(dice.randrange(4, 280) for _ in range(dice.randint(1, 50))),
+            SamplingParams(temperature=dice.choice([0.0, 0.8]), seed=n, top_p=dice.choice([1.0, 0.9]))
+            if n % 4
+            else SamplingParams(repetition_penalty=1.3, logit_bias={17: 3.0}),
+            max_tokens=dice.choice([5, 20, 40, 60]),
+            stop_ids=frozenset(dice.sample(range(290), 6)),
+            draft=arms[n % 3],
+            logprobs=dice.choice([None, 0, 2]),
+            prompt_logprobs=n % 7 == 0,
+        )
+        for n in range(64)
+    ]
+
+    async def one_by_one() -> list[Any]:
+        async with serving(language_model(target)) as local:
+            return [await ask(local, replace(wish, draft="off")) for wish in wishes]
+
+    def numbers(found: Any) -> Any:
+        return [(one.token, one.text, one.logprob) for one in found[0]], found[1].reason, found[1].stop
+
+    async def all_at_once() -> None:
+        async with serving(language_model(target, pages=90), max_running=24) as local:
+            asked = [asyncio.create_task(ask(local, wish)) for wish in wishes]
+            lost = [(await local.start([work(wish)]))[0] for wish in wishes[::5]]
+            await asyncio.sleep(0.05)
+            for answer in lost:
+                await answer.close()
+            assert [numbers(await task) for task in asked] == alone
+
+    alone = [numbers(found) for found in asyncio.run(one_by_one())]
+    assert {reason for _, reason, _ in alone} == {"stop", "length"} and any(stop is not None for *_, stop in alone)
+    asyncio.run(all_at_once())
 
 
 def test_an_answer_tells_where_its_tokens_came_from(target: Decoder) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.engine.sequence import Sequence
 from forerun.kernels.interface import WIDEST
 from forerun.kernels.packed import Packed
+from forerun.sample.masks import Masks, words_of
 from forerun.sample.noise import split_seed
 from forerun.sample.reference import min_p_offset
 
@@ -125,6 +127,11 @@ class BatchSlots:
     def edits(self) -> EditTables | None:
         """What biases, penalties and masks change in the logits of each slot."""
         return None if self._edits is None else self._edits.tables
+
+    def mask(self, slot: int, masks: Masks | None) -> None:
+        """What the rows of a slot allow in the next round; None: everything."""
+        if masks is not None or self._edits is not None:
+            self._edit_buffers().mask(slot, np.empty((0, words_of(self.vocab)), np.int32) if masks is None else masks)
 
     def _edit_buffers(self) -> EditBuffers:
         if self._edits is None:

@@ -194,7 +194,8 @@ class Engine:
             return
         widest = 1 + max(turn.decision.depth for turn in turns)
         ends = any(s.status is not Status.RUNNING or s.remaining <= widest for s in sequences)
-        if ends or any(turn.sequence.policy.tries(turn.decision) for turn in turns):
+        forced = any(s.constraint is not None for s in sequences)  # what it leaves depends on the tokens to come
+        if ends or forced or any(turn.sequence.policy.tries(turn.decision) for turn in turns):
             return
         wishes = self._decide(sequences)
         self._watch.look(turns)

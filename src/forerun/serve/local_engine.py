@@ -51,8 +51,9 @@ class LocalEngine:
 
         def prepare() -> LanguageModel:
             model = make()
+            batch = min(self.settings.max_running, model.engine.scheduler.max_sequences)
             for filtered in (False, True):
-                warm_up(model.engine, filtered, progress or NullProgress(), self.settings.max_running)
+                warm_up(model.engine, filtered, progress or NullProgress(), batch)
             return model
 
         try:

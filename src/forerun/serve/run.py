@@ -132,6 +132,7 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
     from forerun.serve.app import create_app
     from forerun.serve.local_engine import LocalEngine, beside
     from forerun.serve.local_model import loaded_model
+    from forerun.serve.metrics import Metrics
     from forerun.serve.model_service import ModelService
 
     engine = LocalEngine(settings)
@@ -144,4 +145,5 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
         service.ready(model)
         log.info("ready: %s", name)
 
-    await serve(create_app(service, settings), engine, settings, make_ready())
+    app = create_app(service, settings, Metrics(engine, name).render)
+    await serve(app, engine, settings, make_ready())
