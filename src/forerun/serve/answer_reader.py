@@ -11,7 +11,6 @@ from forerun.serve.engine_client import Ended
 from forerun.serve.parsing.pieces import AnswerParser, CallArguments, CallEnd, CallStart, Content, Piece, Reasoning
 from forerun.text.token_bytes import TokenBytes
 
-
 SOURCES = {"": "model", "model": "draft model"}  # clients know the model by that name, not the smaller one that drafts
 
 
