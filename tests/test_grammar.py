@@ -146,6 +146,17 @@ def test_forced_text_is_cut_as_the_tokenizer_cuts_it() -> None:
     assert constraint.forced(3) == tokens[:3]
 
 
+def test_forced_tokens_that_the_model_does_not_have_are_never_drafts() -> None:
+    """A tokenizer may have more of them than the model has rows: a pass over one would be lost."""
+    few = GrammarVocabulary(tokenizer(), 262, STOPS)  # single bytes and two merges
+    constraint = compile_grammar(few, "choice", ["in the end"]).start(STOPS)
+    drafts = constraint.forced(20)
+    assert max(drafts) >= few.vocab, "else this tests nothing"
+    cut = constraint.legal(drafts)
+    assert all(token < few.vocab for token in drafts[:cut])
+    assert drafts[cut] >= few.vocab
+
+
 def test_answers_of_one_grammar_do_not_meet() -> None:
     first, second = compiled("choice").start(STOPS), compiled("choice").start(STOPS)
     for token in encode("the"):
