@@ -182,6 +182,8 @@ class DeviceExecutor:
         slots = self.assignment.assign([turn.sequence for turn in turns])
         depths = [len(t.draft.tokens) if self._uploads(t) else t.decision.depth for t in turns]
         shape = self._shape(turns, slots, self._width(turns, depths))
+        if shape.edited:
+            self.slots.make_edits()
         typical = shape in self.rounds
         if self.half is not None and shape.followed:
             self.half.before_round(shape.follow, typical)
