@@ -19,6 +19,7 @@ from forerun.cli.serve_screen import base_url
 from forerun.errors import ForerunError
 from forerun.memory_plan import MemoryPlan, PlannedDrafter
 from forerun.serve import settings_check
+from forerun.serve.run import model_names
 from forerun.serve.settings import ServeSettings
 from forerun.serve.settings_check import free_port, is_loopback
 
@@ -54,7 +55,7 @@ class FakeServer:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     fake, module = FakeServer(), ModuleType("forerun.serve.run")
-    module.run_server = fake.run  # type: ignore[attr-defined]
+    module.run_server, module.model_names = fake.run, model_names  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "forerun.serve.run", module)
     monkeypatch.setattr(forerun, "load", fake.load)
     monkeypatch.setattr(memory_plan, "memory_plan", lambda loaded: PLAN)

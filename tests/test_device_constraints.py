@@ -43,8 +43,8 @@ SAMPLED: dict[str, Any] = {"temperature": 1.1, "seed": 3, "top_k": 40, "repetiti
 def test_rounds_of_a_device_and_of_the_host_give_the_same_tokens(settings: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path)
     device, host = device_engine(folder, None), device_engine(folder, None, rounds=False)
-    plain = request(PROMPTS[1], max_tokens=6, **settings)
-    drafted = request(PROMPTS[1], max_tokens=6, draft="lookup", draft_tokens=3, **settings)
+    plain = request(PROMPTS[1], max_tokens=4, **settings)
+    drafted = request(PROMPTS[1], max_tokens=4, draft="lookup", draft_tokens=3, **settings)
     expected, alone = answers(host, (plain, by_rule(2)), (plain, None))
     mine, undrafted, free = answers(device, (drafted, by_rule(2)), (plain, by_rule(2)), (drafted, None))
     assert mine.error is None and mine.answer == undrafted.answer == expected.answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from forerun.engine.request import Request
 from forerun.models.layers.decoder import Decoder
 from forerun.sample.parameters import SamplingParams
 from forerun.serve.engine_client import Ended
+from forerun.serve.engine_room import EngineRoom
 from forerun.serve.errors import ApiError
 from forerun.serve.local_engine import LocalEngine
 
@@ -304,19 +306,51 @@ def test_draining(target: Decoder) -> None:
 def test_an_engine_whose_thread_dies_is_broken(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, wish = Gate(), request([5, 6, 7], max_tokens=4)
 
+    def dies(self: EngineRoom) -> None:
+        raise SystemError("no way on")
+
     async def main() -> None:
         async with serving(language_model(target)) as local:
             answers = [(await local.start([work(wish, sink)]))[0] for sink in (gate, None, None)]
             await until(gate.reached.is_set)
-            monkeypatch.setattr(Engine, "step", lambda self: 1 // 0)
+            assert local._room is not None
+            monkeypatch.setattr(local._thread, "_delivered", partial(dies, local._room))
             gate.opened.set()
             for answer in answers:
                 with pytest.raises(ApiError) as failed:
                     await read(answer)
-                assert failed.value.status == 500
+                assert (failed.value.status, failed.value.code) == (500, "engine_broken")
             assert local.state().status == "broken"
             with pytest.raises(ApiError, match="broken"):
                 await local.start([work(wish)])
+
+    asyncio.run(main())
+
+
+def test_a_round_that_fails_as_a_whole(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was in it fails and others are served; when it goes on like that, the engine is broken."""
+    wish, usual = request([5, 6, 7], max_tokens=4), Engine.step
+    failing = iter([False, True, *[False] * 20])
+
+    def step(self: Engine) -> None:
+        if next(failing, True):
+            raise LookupError("whose fault?")
+        usual(self)
+
+    monkeypatch.setattr(Engine, "step", step)
+
+    async def main() -> None:
+        async with serving(language_model(target)) as local:
+            for code in ("generation_failed", None):
+                found = (await asyncio.gather(ask(local, wish), return_exceptions=True))[0]
+                assert getattr(found, "code", None) == code and local.state().status == "ready"
+            for _ in failing:
+                pass
+            codes = []
+            while local.state().status == "ready":
+                found = (await asyncio.gather(ask(local, wish), return_exceptions=True))[0]
+                codes.append(getattr(found, "code", None))
+            assert codes == ["engine_broken"], "a request that cannot even begin fails with the engine"
 
     asyncio.run(main())
 

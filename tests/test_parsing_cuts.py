@@ -2,7 +2,7 @@
 
 The texts of the banks (`parsing_texts`) were written by hand. What each one says was recorded from the parsers, read
 through and corrected: "t ..." is text for the user, "r ..." is thinking, and [name, arguments] is a call. So these
-tests tell whether cuts matter and whether anything has changed; that calls are read right is tested where they are made.
+tests tell whether cuts matter and whether anything changed; that calls are read right is tested where they are made.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
 @pytest.fixture(scope="module")
 def address(engine: LocalEngine) -> Iterator[str]:
     assert engine.model is not None
-    service = ModelService("tiny", engine, loaded=loaded_model(engine.model, engine.settings))
+    service = ModelService("tiny", engine, loaded=loaded_model(engine.model, ServeSettings()))
     with live(create_app(service, ServeSettings())) as address:
         yield address
         until(lambda: engine.state().running == 0)

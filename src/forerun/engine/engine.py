@@ -310,12 +310,8 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Refuse a request that can never run, with the reason. Any thread may ask."""
-        prompt = len(request.prompt)
-        if prompt >= self.context:
-            more = " or raise max context" if self.context < self.model.config.context else ""
-            raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
         self.drafters.arms_for(request)
-        self.scheduler.check(request)
+        self.scheduler.check(request, self.model.config.context)
 
     def submit(self, request: Request, sink: TextSink, constraint: Constraint | None = None) -> Sequence:
         """Queue a request. One that can never run is refused here, with the reason."""

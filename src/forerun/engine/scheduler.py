@@ -32,8 +32,12 @@ class Scheduler:
             wanted = max(prompt + 1, min(wanted, capacity))
         return wanted
 
-    def check(self, request: Request) -> None:
-        """Refuse one that can never fit."""
+    def check(self, request: Request, longest: int) -> None:
+        """Refuse one that can never fit. `longest`: the context that the model itself could have."""
+        prompt = len(request.prompt)
+        if prompt >= self.context:
+            more = " or raise max context" if self.context < longest else ""
+            raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
         needed = self.pool.pages_for(self.reservation(len(request.prompt), request.max_tokens))
         if needed > self.pool.count:
             tokens = needed * self.pool.page

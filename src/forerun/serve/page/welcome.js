@@ -42,7 +42,7 @@ export function welcome(ask) {
     { class: "column welcome" },
     el("img", { src: "/page/icon.svg", alt: "" }),
     el("h1", {}, "Ready. Set. Ask."),
-    el("p", {}, "A drafter runs ahead, the model checks. You get exactly the model’s own words, sooner."),
+    el("p", {}, "A drafter runs ahead, the model checks.", el("br"), "You get exactly the model’s own words, sooner."),
     el(
       "div",
       { class: "examples" },
