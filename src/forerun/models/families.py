@@ -6,7 +6,7 @@ import torch
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Kernels
-from forerun.models import llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe
+from forerun.models import gemma4, llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
@@ -14,6 +14,10 @@ from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
 
 READERS = {
+    "gemma4": gemma4.read_config,
+    "gemma4_text": gemma4.read_config,
+    "gemma4_unified": gemma4.read_config,
+    "gemma4_unified_text": gemma4.read_config,
     "llama": llama.read_config,
     "mistral": mistral.read_config,
     "qwen2": qwen2.read_config,
