@@ -89,7 +89,7 @@ class CudaKernels:
         return gelu.gelu_gate(gate, x)
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        return logits.div_(cap).tanh_().mul_(cap)
+        return norms.soft_cap(logits, cap)
 
     def rotate_and_store(
         self,

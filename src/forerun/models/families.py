@@ -12,6 +12,7 @@ from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
+from forerun.weights.suppressed import suppressed_tokens
 
 READERS = {
     "gemma4": gemma4.read_config,
@@ -43,4 +44,6 @@ def build(
     checkpoint: Checkpoint, kernels: Kernels, device: torch.device, dtype: torch.dtype, progress: Progress
 ) -> Decoder:
     """The decoder of a checkpoint, weights loaded."""
-    return Decoder(read_config(checkpoint.reader), kernels, checkpoint, device, dtype, progress)
+    decoder = Decoder(read_config(checkpoint.reader), kernels, checkpoint, device, dtype, progress)
+    decoder.rule_out({*decoder.config.never, *suppressed_tokens(checkpoint.path)})
+    return decoder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -127,6 +127,11 @@ class Decoder:
         """What the first layer reads of tokens [rows]: [rows, hidden]."""
         x = self.kernels.embed(tokens, self.embedding).to(self.dtype)
         return x if self.embedding_scale == 1.0 else x * self.embedding_scale
+
+    def rule_out(self, tokens: Iterable[int]) -> None:
+        """Tokens that no pass gives a chance, whoever runs it and whatever a request asks for."""
+        known = sorted(token for token in set(tokens) if token < self.config.vocab)
+        self.never = torch.tensor(known, device=self.device) if known else None
 
     def output_rows(self, ids: Tensor) -> Tensor:
         """Rows [n, hidden] of the output matrix as the checkpoint has them, before they were packed."""
