@@ -116,3 +116,46 @@ def save_gemma(
 def tiny_gemma(folder: Path, variant: str, *, seed: int = 0, **options: Any) -> Path:
     """A folder with a random model; options of `save_gemma`."""
     return save_gemma(folder, random_gemma(variant, seed), **options)
+
+
+def random_assistant(target: Any, *, clusters: int = 0, seed: int = 1, **overrides: Any) -> Any:
+    """A transformers assistant for `target`: three layers with a window and one without; `clusters` of tokens."""
+    import transformers
+
+    unified = target.config.model_type.startswith("gemma4_unified")
+    name = "Gemma4Unified" if unified else "Gemma4"
+    theirs = target.config
+    per_layer = {} if unified else {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    small, wide = (theirs.per_layer_config[at] for at in (0, theirs.num_hidden_layers - 1))
+    values: dict[str, Any] = {
+        "vocab_size": theirs.vocab_size, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 4,
+        "layer_types": [SLIDING, SLIDING, SLIDING, FULL], "num_attention_heads": 4,
+        "num_key_value_heads": small.num_key_value_heads, "head_dim": small.head_dim,
+        "global_head_dim": wide.head_dim, "num_global_key_value_heads": wide.num_key_value_heads,
+        "attention_k_eq_v": theirs.attention_k_eq_v, "sliding_window": theirs.sliding_window,
+        "num_kv_shared_layers": 4, "rope_parameters": theirs.rope_parameters, "initializer_range": 0.15,
+        **per_layer,
+    }  # fmt: skip
+    backbone = overrides.pop("backbone_hidden_size", theirs.hidden_size)
+    text = getattr(transformers, name + "TextConfig")(**(values | overrides))
+    config = getattr(transformers, name + "AssistantConfig")(
+        text_config=text, backbone_hidden_size=backbone, use_ordered_embeddings=clusters > 0,
+        num_centroids=clusters or 2048, centroid_intermediate_top_k=max(1, clusters // 4),
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = getattr(transformers, name + "AssistantForCausalLM")(config).float().eval()
+        randomise(model, 0.15)
+        if clusters:
+            model.masked_embedding.token_ordering.copy_(torch.randperm(text.vocab_size))
+    return model
+
+
+def save_assistant(folder: Path, model: Any, **overrides: Any) -> Path:
+    """Write a folder as the hub has them."""
+    config = json.loads(model.config.to_json_string()) | overrides
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    return folder

@@ -42,6 +42,18 @@ MTP = Arm(
     acceptance=0.6,
     hint="give a head with --head FOLDER (forerun train-head makes one)",
 )
+# An assistant reads the target's keys and values; the same holds for it.
+ASSISTANT = Arm(
+    "assistant",
+    drafter="assistant",
+    deepest=8,
+    first_depth=4,
+    adapts=False,
+    step_cost=0.1,
+    at_once=False,
+    acceptance=0.7,
+    hint="name one with --draft-model",
+)
 MODEL = Arm(
     "model",
     drafter="model",
@@ -66,9 +78,10 @@ LOOKUP = Arm(
 )
 # A long match is an arm with a record of its own, which overrides what a neural drafter would say.
 LONG_LOOKUP = replace(LOOKUP, name="long lookup", acceptance=0.9, evidence=5)
-ARMS = {arm.name: arm for arm in (MTP, MODEL, LOOKUP, LONG_LOOKUP)}
-SERVED = {MTP.drafter: (MTP,), MODEL.drafter: (MODEL,), LOOKUP.drafter: (LOOKUP, LONG_LOOKUP)}  # by drafter
-DRAFT_CHOICES = ("auto", "off", LOOKUP.drafter, MTP.drafter, MODEL.drafter)
+ARMS = {arm.name: arm for arm in (MTP, ASSISTANT, MODEL, LOOKUP, LONG_LOOKUP)}
+# By drafter.
+SERVED = {arm.drafter: (arm,) for arm in (MTP, ASSISTANT, MODEL)} | {LOOKUP.drafter: (LOOKUP, LONG_LOOKUP)}
+DRAFT_CHOICES = ("auto", "off", LOOKUP.drafter, MTP.drafter, ASSISTANT.drafter, MODEL.drafter)
 
 
 def arm_for(drafter: str, evidence: int) -> Arm | None:

@@ -123,7 +123,7 @@ class Drafters:
         sequence = turn.sequence
         self.tell(sequence, drafter)
         row = Row(sequence.request.sampling, sequence.history, (), len(sequence.tokens), None)
-        return Want(sequence.id, turn.decision.depth, row, sequence.request.accept == "rejection")
+        return Want(sequence.id, turn.decision.depth, row, sequence.request.accept == "rejection", sequence.cache)
 
     def try_for(self, sequence: Sequence, name: str, act: Callable[[], Result]) -> Result | None:
         """Something else that a drafter does for a sequence; None when it failed."""

@@ -11,7 +11,7 @@ import torch
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.device import free_memory
-from forerun.draft.arms import ARMS, MAX_DEPTH, SERVED
+from forerun.draft.arms import ARMS, ASSISTANT, MAX_DEPTH, MTP, SERVED
 from forerun.draft.protocol import Drafter
 from forerun.engine.drafters import Drafters
 from forerun.engine.host import HostExecutor
@@ -296,10 +296,13 @@ class Engine:
         if request.draft == "auto":
             names = [name for name in SERVED if name in self.drafters]
             return names if request.draft_tokens is None else names[:1]
-        if request.draft not in self.drafters:
-            reason = self.unavailable.get(request.draft) or ARMS[request.draft].hint
-            raise ForerunError(f"no {request.draft} drafter is loaded: {reason}")
-        return [request.draft]
+        wanted = request.draft
+        if wanted == MTP.drafter and wanted not in self.drafters and ASSISTANT.drafter in self.drafters:
+            wanted = ASSISTANT.drafter  # users of other engines say so
+        if wanted not in self.drafters:
+            reason = self.unavailable.get(wanted) or ARMS[wanted].hint
+            raise ForerunError(f"no {wanted} drafter is loaded: {reason}")
+        return [wanted]
 
     def _controller(self, sequence: Sequence) -> Policy:
         """Measured time decides when the user leaves it to us."""
