@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_engines import DEVICE, SLOW, TOKENS, answers, device_engine
-from engines import VOCAB, request
+from device_engines import DEVICE, SLOW, TOKENS, answers, device_engine, device_of
+from engines import VOCAB, request, run
 from tiny_gemma import FULL, SLIDING, random_gemma, save_gemma
 
 from forerun.cache.pages import PagePool, SequenceCache
@@ -64,3 +64,43 @@ def test_rounds_give_what_plain_decoding_gives(folder: Path, fewer_programs: Non
     assert answers(device_engine(folder, None), *asked) == plain
     drafted = [request(wish.prompt, max_tokens=TOKENS, draft="lookup", draft_tokens=3) for wish in asked]
     assert answers(device_engine(folder, None), *drafted) == plain
+
+
+TEXT = [45, 76, 73, 5, 80, 72]
+
+
+@SLOW
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_assistant_drafts_inside_rounds(temperature: float, gemma_pair: Path, fewer_programs: None) -> None:
+    """What host and device draft is the same, and the text is that of plain decoding; edits take part."""
+    asked = {"max_tokens": 2 * TOKENS, "temperature": temperature, "seed": 2, "logit_bias": {17: 1.0}}
+    prompts = [TEXT, [81] * 20]
+    target, assistant = gemma_pair / "target", gemma_pair / "assistant"
+    plain = answers(device_engine(target, None), *(request(p, **asked) for p in prompts))
+    wishes = [request(p, draft="assistant", draft_tokens=3, **asked) for p in prompts]
+    found = []
+    for rounds in (True, False):
+        engine = device_engine(target, None, assistant=assistant, rounds=rounds)
+        if rounds:
+            half = device_of(engine).half
+            assert half is not None and half.name == "assistant"
+        sequences = run(engine, *wishes)
+        assert [sequence.answer for sequence in sequences] == plain
+        found.append(sum(sequence.counters.accepted for sequence in sequences))
+    assert min(found) > 4, found
+
+
+@SLOW
+def test_a_sequence_goes_back_and_forth(gemma_pair: Path, fewer_programs: None) -> None:
+    """One that the host must decide for joins one of the device; then each goes on alone."""
+    target, assistant = gemma_pair / "target", gemma_pair / "assistant"
+    asked = [
+        request(TEXT, max_tokens=TOKENS, draft="assistant", draft_tokens=2),
+        request([81] * 20, max_tokens=TOKENS, temperature=0.9, top_k=280, seed=4, draft="assistant", draft_tokens=2),
+    ]
+    plain = [
+        request(w.prompt, max_tokens=TOKENS, temperature=t, top_k=k, seed=4)
+        for w, t, k in zip(asked, (0.0, 0.9), (0, 280), strict=True)
+    ]
+    expected = answers(device_engine(target, None), *plain)
+    assert answers(device_engine(target, None, assistant=assistant), *asked) == expected
