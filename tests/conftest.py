@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +33,15 @@ def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     home = tmp_path_factory.mktemp("home")
     (home / "gguf").symlink_to(converted)
     os.environ["FORERUN_HOME"] = str(home)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One Chromium for all tests of the page."""
+    from browser import chromium
+
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture

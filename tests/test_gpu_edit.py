@@ -83,7 +83,7 @@ def expected_rows(params, histories, logits, vocab, tokens, allowed=None):
         for place in range(width)
     ]
     for row, mask in zip(rows, allowed or [], strict=False):
-        row.allowed = mask
+        row.allowed = None if mask is None else words_of(mask[None])[0]
     return reference.processed(logits, rows, vocab)
 
 

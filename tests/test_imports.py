@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src/forerun"
 LAYERS = (
     *("errors", "progress", "compilation", "memory", "kernels", "text", "cache", "device", "weights", "models"),
     *("sample", "options", "draft", "policy", "engine", "response", "media", "language_model", "loading"),
-    *("inspection", "conversion", "forerun", "train", "bench", "serve", "cli"),
+    *("memory_plan", "inspection", "conversion", "forerun", "train", "bench", "serve", "cli"),
 )
 
 

@@ -19,6 +19,7 @@ from forerun.sample import (
     probabilities,
     reference,
 )
+from forerun.sample.masks import allows, packed
 
 INF = math.inf
 
@@ -44,7 +45,7 @@ def oracle(logits, r, prompt, answer, vocab):
     for i, bias in params.logit_bias.items():
         logit[i] = logit.get(i, 0.0) + bias
     for i in range(vocab):
-        if i in params.suppress or (r.allowed is not None and not r.allowed[i]):
+        if i in params.suppress or (r.allowed is not None and not allows(r.allowed, i)):
             logit[i] = -INF
         if i in prompt or i in answer:
             logit[i] *= params.repetition_penalty if logit[i] < 0 else 1 / params.repetition_penalty
@@ -108,7 +109,7 @@ def random_logits(rng, size):
 def random_row(rng, vocab, params):
     prompt, answer = rng.integers(0, vocab + 3, 8).tolist(), rng.integers(0, 30, 12).tolist()
     drafted = tuple(rng.integers(0, 30, int(rng.integers(0, 4))).tolist())
-    allowed = torch.from_numpy(rng.random(vocab) < 0.8) if rng.random() < 0.3 else None
+    allowed = packed(np.flatnonzero(rng.random(vocab) < 0.8), vocab) if rng.random() < 0.3 else None
     made = Row(SamplingParams(**params), TokenHistory(prompt, answer), drafted, int(rng.integers(0, 10**6)), allowed)
     return made, prompt, answer
 
@@ -267,7 +268,7 @@ def test_a_row_without_a_token_names_itself(body):
     with pytest.raises(RowError, match="every token is ruled out") as caught:
         body(logits, rows, 10)
     assert caught.value.row == 1
-    rows[1] = row(allowed=torch.zeros(10, dtype=torch.bool))
+    rows[1] = row(allowed=packed([], 10))
     with pytest.raises(RowError, match="every token is ruled out"):
         body(logits, rows, 10)
 

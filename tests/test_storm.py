@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from engines import CHUNK, CPU, PAGE, VOCAB, decoder, engine, request
 from heads import HeadShape, mtp_engine, random_head, write_head
+from rules import random_rule
 from storm import Storm, Visit, random_visit
 from tiny import tiny_model
 from tiny_qwen import random_model, save_model
@@ -58,6 +60,27 @@ def hybrid_engine(folder: Path, hybrid: Path, **options: Any) -> Engine:
     pool = PagePool([AttentionSpec(head.layout)], 400, PAGE, torch.float32, CPU)
     machine.drafters.by_name["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
     return machine
+
+
+def test_constrained_and_free_answers_in_one_engine(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forerun.engine.scheduler.DEFAULT_ANSWER", 4)
+    dice = random.Random(17)
+    faults = ["legal", "masks", "forced", "commit", "propose", "sink"]
+    visits = [random_visit(dice, ARMS, faults, 2 * TOKENS, arrives=number) for number in range(60)]
+    for number, visit in enumerate(visits):
+        if number % 3:
+            visit.rule = random_rule(number % 7, VOCAB)
+            visit.request = replace(visit.request, accept="coupled" if number % 5 else "rejection")
+            if visit.request.accept == "rejection":  # of which only the distribution is plain decoding's
+                visit.request = replace(visit.request, sampling=replace(visit.request.sampling, temperature=0.0))
+    storm = Storm(dense_engine(folder, tmp_path, pages=30), visits)
+    storm.engine.scheduler.max_sequences = 6
+    storm.run()
+    storm.compare(dense_engine(folder, tmp_path))
+    happened = ["parked", "pause", "cancel", "extended", "accepted", "stop", "length", "error"]
+    assert all(storm.seen[name] for name in happened), storm.seen
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from forerun.text.detokenizer import REPLACEMENT, Detokenizer, _byte_spelling
+from forerun.text.detokenizer import REPLACEMENT, Detokenizer, byte_spelling
 
 SPECIALS = ["<unk>", "<s>", "</s>"]
 
@@ -72,8 +72,8 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def test_byte_alphabet_is_the_librarys() -> None:
-    assert set(_byte_spelling()) == set(pre_tokenizers.ByteLevel.alphabet())
-    assert sorted(_byte_spelling().values()) == list(range(256))
+    assert set(byte_spelling()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(byte_spelling().values()) == list(range(256))
 
 
 @settings(max_examples=200, deadline=None)
@@ -195,3 +195,21 @@ def test_special_tokens_give_no_text_and_do_not_cut_a_character() -> None:
 def test_ids_without_a_token_give_no_text() -> None:
     assert pieces_of(BYTES, [len(BYTES) + 5]) == ["", ""]
     assert pieces_of(PIECES["llama"], [len(PIECES["llama"]) + 5]) == ["", ""]
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, *PIECES.values()], ids=["bytes", *PIECES])
+def test_special_tokens_that_are_asked_for_give_their_text(tokenizer: Any) -> None:
+    ids = tokenizer("a b", add_special_tokens=False)["input_ids"]
+    start, end = tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
+    detokenizer = Detokenizer(tokenizer, [], shown={"</s>"})
+    text = "".join(detokenizer.push(token) for token in [*ids, start, end, *ids, end])
+    plain = tokenizer.decode(ids)
+    with_space = tokenizer.decode([*ids, *ids])[len(plain) :]
+    assert text == f"{plain}</s>{with_space}</s>"
+
+
+def test_a_shown_token_ends_an_unfinished_character() -> None:
+    end = BYTES.convert_tokens_to_ids("</s>")
+    broken = BYTES.convert_tokens_to_ids("ð")
+    detokenizer = Detokenizer(BYTES, [], shown={"</s>"})
+    assert [detokenizer.push(token) for token in (broken, end)] == ["", f"{REPLACEMENT}</s>"]

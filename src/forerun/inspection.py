@@ -14,6 +14,7 @@ from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import FloatMatrix, Matrix
 from forerun.language_model import LanguageModel
 from forerun.loading import load_model
+from forerun.memory_plan import page_bytes
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
 
@@ -61,9 +62,7 @@ def describe(loaded: LanguageModel) -> CheckReport:
     """The report of a loaded model."""
     engine, decoder = loaded.engine, loaded.engine.model
     config, pool = decoder.config, engine.pool
-    page_bytes = sum(
-        (layer.keys[0].numel() + layer.values[0].numel()) * layer.keys.element_size() for layer in pool.layers
-    )
+    one_page = page_bytes(pool)
     notes = [f"products: {decoder.kernels.name}"]
     if pool.states is not None and config.delta is not None:
         size = pool.states.bytes_per_slot(config.delta, config.recurrent_layers)
@@ -79,9 +78,9 @@ def describe(loaded: LanguageModel) -> CheckReport:
         context=engine.context,
         dtype=loaded.machine.describe(),
         weights_bytes=decoder.weight_bytes,
-        page_bytes=page_bytes,
+        page_bytes=one_page,
         cache_tokens=pool.count * pool.page,
-        cache_bytes=pool.count * page_bytes,
+        cache_bytes=pool.count * one_page,
         drafters=list(engine.drafters.by_name),
         probe=list(loaded.probe.widths),
         guaranteed=loaded.probe.guaranteed,

@@ -41,10 +41,14 @@ class LanguageModel:
     machine: Machine
     probe: ProbeResult
     load_seconds: float
+    name: str = ""  # as it was asked for; of a folder or file the last part
+    # What generation_config.json says: values for options of the same names where a request has none.
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
     head_warnings: list[str] = field(
         default_factory=list
     )  # for requests that leave the drafter to forerun, or ask for mtp
     cost_file: CostFile | None = None  # where what rounds cost is kept for the next run
+    drafter_labels: dict[str, str] = field(default_factory=dict)  # what each drafter is, in a few words
 
     def start(self, prompt: Prompt, *, progress: Progress | None = None, **given: Any) -> Generation:
         """Queue a request; `given` are `GenerationOptions`."""
@@ -79,6 +83,40 @@ class LanguageModel:
             return "\n".join(message["content"] for message in cast(Sequence[Mapping[str, str]], prompt))
         return str(self.tokenizer.decode(prompt))
 
+    def response(self, sequence: Running, text: str) -> Response:
+        """What a sequence has given so far, and what it took."""
+        answer, counters = sequence.answer, sequence.counters
+        # The first token comes out of the prefill; decoding gave the rest, and an end token that nobody sees.
+        decoded = max(0, len(answer) - 1) + (sequence.stop is not None and bool(counters.rounds))
+        return Response(
+            text=text,
+            tokens=answer,
+            finish_reason=sequence.finish_reason or "cancelled",
+            prompt_tokens=sequence.prompt_length,
+            completion_tokens=len(answer),
+            rounds=counters.rounds,
+            drafted=counters.drafted,
+            accepted=counters.accepted,
+            seconds={
+                "load": self.load_seconds,
+                "prefill": counters.prefill_seconds,
+                "decode": counters.decode_seconds,
+                "draft": counters.draft_seconds,
+                "verify": counters.decode_seconds - counters.draft_seconds,
+            },
+            tokens_per_second=decoded / counters.decode_seconds if counters.decode_seconds else 0.0,
+            draft=drafting_arm(sequence),
+            guaranteed=self.probe.guaranteed and sequence.request.same_tokens,
+            seed=sequence.request.sampling.seed,
+            arms={arm: replace(use) for arm, use in counters.arms.items()},
+            per_position=[list(pair) for pair in counters.per_position],
+            seconds_saved=seconds_saved(sequence, decoded, self.engine.executor.costs_of([sequence])),
+            warnings=[
+                *(self.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
+                *sequence.warnings,
+            ],
+        )
+
     def keep_costs(self) -> None:
         """Leave what was learned about this machine for the next run."""
         if self.cost_file is not None and self.engine.costs.known:
@@ -107,7 +145,7 @@ class Generation:
                 return self._last()
             self._advance()
         emission = sequence.emissions[0]
-        chunk = Chunk(emission.text, emission.token, emission.from_draft)
+        chunk = Chunk(emission.text, emission.token, emission.from_draft, arm=emission.arm)
         with interrupts_held():
             self._text.append(emission.text)
             sequence.emissions.popleft()
@@ -158,39 +196,8 @@ class Generation:
 
     def response(self) -> Response:
         """The answer so far and what it took."""
-        sequence, counters = self.sequence, self.sequence.counters
-        answer = sequence.answer
-        # The first token comes out of the prefill; decoding gave the rest, and an end token that nobody sees.
-        ended = sequence.finish_reason == "stop" and not self._sink.stopped
-        decoded = max(0, len(answer) - 1) + (ended and bool(counters.rounds))
-        return Response(
-            text="".join([*self._text, *(emission.text for emission in sequence.emissions)]),
-            tokens=answer,
-            finish_reason=sequence.finish_reason or "cancelled",
-            prompt_tokens=sequence.prompt_length,
-            completion_tokens=len(answer),
-            rounds=counters.rounds,
-            drafted=counters.drafted,
-            accepted=counters.accepted,
-            seconds={
-                "load": self.model.load_seconds,
-                "prefill": counters.prefill_seconds,
-                "decode": counters.decode_seconds,
-                "draft": counters.draft_seconds,
-                "verify": counters.decode_seconds - counters.draft_seconds,
-            },
-            tokens_per_second=decoded / counters.decode_seconds if counters.decode_seconds else 0.0,
-            draft=drafting_arm(sequence),
-            guaranteed=self.model.probe.guaranteed and sequence.request.same_tokens,
-            seed=sequence.request.sampling.seed,
-            arms={arm: replace(use) for arm, use in counters.arms.items()},
-            per_position=[list(pair) for pair in counters.per_position],
-            seconds_saved=seconds_saved(sequence, decoded, self.model.engine.executor.costs_of([sequence])),
-            warnings=[
-                *(self.model.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
-                *sequence.warnings,
-            ],
-        )
+        text = [*self._text, *(emission.text for emission in self.sequence.emissions)]
+        return self.model.response(self.sequence, "".join(text))
 
     def extend(self, max_tokens: int) -> None:
         """Let an answer that was cut off go on for `max_tokens` more, as if it had never stopped.

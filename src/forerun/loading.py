@@ -38,6 +38,7 @@ from forerun.progress import NullProgress, Progress
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 from forerun.weights.find import find
 from forerun.weights.fingerprint import fingerprint
+from forerun.weights.generation_config import generation_defaults
 from forerun.weights.heads import find_head
 from forerun.weights.home import forerun_home
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
@@ -78,16 +79,20 @@ def load_model(
         tokenizer = reading.result()
     vocab = min(len(tokenizer), decoder.config.vocab)
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
+    labels = {"lookup": "finds drafts in the text so far"}
     with running_memory():
         named = None if draft_model is None else find(draft_model, progress=progress)
         assistant = find_assistant(named, folder, decoder, pool, vocab, assistant_position)
         if assistant.drafter is not None:
             drafters["assistant"] = assistant.drafter
+            labels["assistant"] = f"the assistant {assistant.path}"
         elif named is not None:
             drafters["model"] = load_drafter(named, tokenizer, machine, context, vocab, progress)
+            labels["model"] = f"the draft model {draft_model}"
         heads = load_head(head, checkpoint, decoder, vocab)
         if heads.head is not None:
             drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab, context)
+            labels["mtp"] = heads.label
     facts = {"model": fingerprint(checkpoint), "head": str(head), "draft model": str(draft_model)}
     cost_file = CostFile(forerun_home() / "costs", machine_facts(machine.device, machine.describe()) | facts)
     costs = CostTable(cost_file.read())
@@ -110,8 +115,11 @@ def load_model(
         machine=machine,
         probe=result,
         load_seconds=time.perf_counter() - began,
+        name=Path(model).name if Path(model).expanduser().exists() else model,
+        generation_defaults=generation_defaults(folder),
         head_warnings=heads.warnings + assistant.warnings,
         cost_file=cost_file,
+        drafter_labels=labels,
     )
 
 
@@ -162,6 +170,7 @@ class LoadedHead:
     head: MtpHead | None
     missing: str | None = None
     warnings: list[str] = field(default_factory=list)
+    label: str = "the model's own MTP head"
 
 
 def load_head(wish: str | Path | None, checkpoint: Checkpoint, decoder: Decoder, vocab: int) -> LoadedHead:
@@ -179,7 +188,8 @@ def load_head(wish: str | Path | None, checkpoint: Checkpoint, decoder: Decoder,
         if found is None:
             return LoadedHead(None, f"{checkpoint.path} has no MTP head, and none of forerun's own fits: {MTP.hint}")
         warnings = [] if found.warning is None else [found.warning]
-        return LoadedHead(build_head(found.folder, decoder, vocab), None, warnings)
+        label = f"the MTP head {found.folder.path.name}{' of forerun' if folder is None else ''}"
+        return LoadedHead(build_head(found.folder, decoder, vocab), None, warnings, label)
     except ForerunError as error:
         return LoadedHead(None, str(error), [f"no MTP drafts: {error}"])
 

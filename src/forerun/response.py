@@ -55,3 +55,4 @@ class Chunk:
     from_draft: bool = False
     finish_reason: str | None = None
     response: Response | None = None
+    arm: str = ""  # that drafted the token; empty where the model itself chose it

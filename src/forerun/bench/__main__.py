@@ -13,6 +13,8 @@ SUITES = {
     "mtp": "what the built-in head gets accepted, and what that is worth (make bench-mtp)",
     "gpu": "how near to the memory limit rounds are on a GPU (make bench-gpu)",
     "gpu-batches": "what drafting is worth on a GPU by batch size and depth",
+    "http": "what serving costs beside the engine alone, with 1, 4, 16 clients",
+    "soak": "mixed clients for minutes: no wrong text, nothing left behind, memory flat",
 }
 
 

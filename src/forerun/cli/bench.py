@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from forerun.cli.bench_server import bench_server, parse_clients, refuse_with_url
 from forerun.cli.options import (
     OUTPUT_PANEL,
     Device,
@@ -27,8 +28,10 @@ from forerun.cli.options import (
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
 
-WORK_PANEL = "Work"
+WORK_PANEL, SERVER_PANEL = "Work", "Server"
 TEMPERATURES = (0.0, 0.8)
+SERVED_TEMPERATURES = (0.0,)
+CLIENTS = "1,4,16"
 
 
 class Against(StrEnum):
@@ -47,6 +50,17 @@ def bench(
     temperature: Annotated[
         list[float] | None,
         typer.Option("--temperature", "--temp", help="Repeatable; default: 0 and 0.8.", rich_help_panel=WORK_PANEL),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="Measure a running server instead, over HTTP.", rich_help_panel=SERVER_PANEL),
+    ] = None,
+    clients: Annotated[
+        str, typer.Option("--clients", metavar="N,N,…", help="With --url: at once.", rich_help_panel=SERVER_PANEL)
+    ] = CLIENTS,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="FORERUN_API_KEY", help="The server's key.", rich_help_panel=SERVER_PANEL),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="All prompts, not a sample of each kind.", rich_help_panel=WORK_PANEL)
@@ -70,12 +84,37 @@ def bench(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure plain decoding and every way to draft, interleaved; texts that differ get no speed-up."""
+    """Measure plain decoding and every way to draft, interleaved; texts that differ get no speed-up.
+
+    With --url the same for a running server: tokens per second, time to the first text and between texts.
+    """
     require_positive("--max-context", max_context)
-    temperatures = list(dict.fromkeys(temperature)) if temperature else list(TEMPERATURES)
+    defaults = TEMPERATURES if url is None else SERVED_TEMPERATURES
+    temperatures = list(dict.fromkeys(temperature)) if temperature else list(defaults)
     for value in temperatures:
         if not 0 <= value < float("inf"):
             raise ForerunError(f"--temperature {value}: give 0 or more")
+    if url is not None:
+        refuse_with_url(
+            model=model != "smollm2",
+            against=bool(against),
+            draft_model=draft_model is not None,
+            head=head is not None,
+            device=device != "auto",
+            dtype=dtype != Precision.auto,
+            quantize=quantize != Quantization.auto,
+            max_context=max_context is not None,
+            plot=plot is not None,
+        )
+        bench_server(
+            *(url, api_key, parse_clients(clients), workload or [], temperatures),
+            full=full,
+            as_json=as_json,
+            quiet=quiet,
+        )
+        return
+    if clients != CLIENTS:
+        raise ForerunError("--clients needs a server: give its address with --url")
     if plot is not None:
         _check_plot(plot)
 

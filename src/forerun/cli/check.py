@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from forerun.cli.byte_sizes import readable_bytes
 from forerun.cli.options import (
     AsJson,
     Device,
@@ -120,10 +121,10 @@ def _model_table(report: CheckReport) -> Table:
 
 def _memory_table(report: CheckReport) -> Table:
     table = _two_columns("memory plan")
-    table.add_row("weights", _bytes(report.weights_bytes))
-    table.add_row("cache", f"{_bytes(report.cache_bytes)} for {report.cache_tokens:,} tokens")
-    table.add_row("one cache page", _bytes(report.page_bytes))
-    table.add_row("together", _bytes(report.weights_bytes + report.cache_bytes))
+    table.add_row("weights", readable_bytes(report.weights_bytes))
+    table.add_row("cache", f"{readable_bytes(report.cache_bytes)} for {report.cache_tokens:,} tokens")
+    table.add_row("one cache page", readable_bytes(report.page_bytes))
+    table.add_row("together", readable_bytes(report.weights_bytes + report.cache_bytes))
     return table
 
 
@@ -151,13 +152,3 @@ def _short_count(count: int) -> str:
             value = count / size
             return f"{value:.1f}{letter}" if value < 10 else f"{value:.0f}{letter}"
     return str(count)
-
-
-def _bytes(count: int) -> str:
-    """Sizes in binary units, as memory is sold."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

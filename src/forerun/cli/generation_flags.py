@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import Field, fields
+from difflib import get_close_matches
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from forerun.cli.options import parse_draft_tokens, parse_logit_bias, parse_suppress, require_positive
+from forerun.errors import ForerunError
 from forerun.options import GenerationOptions
 
 # What is typed in another form than the library takes: its type on the command line, and how to read it.
@@ -54,3 +56,26 @@ def _parameter(entry: Field[Any]) -> inspect.Parameter:
     return inspect.Parameter(
         entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=Annotated[typed, option]
     )
+
+
+def parse_option(name: str, text: str) -> Any:
+    """An option's value as it is typed behind its name: `/set temperature=0.8`."""
+    hints = get_type_hints(GenerationOptions)
+    if name not in hints:
+        near = get_close_matches(name, hints, n=1)
+        raise ForerunError(f"there is no option {name!r}: " + (f"did you mean {near[0]}?" if near else "see /help"))
+    if text in ("", "none", "default"):
+        return next(entry.default for entry in fields(GenerationOptions) if entry.name == name)
+    if name in TYPED:
+        typed, read = TYPED[name]
+        return read(text if typed is str else [text])
+    kinds = [kind for kind in get_args(hints[name]) or (hints[name],) if kind is not type(None)]
+    if not isinstance(kinds[0], type):  # the words of a Literal
+        if text not in kinds:
+            raise ForerunError(f"{name} must be one of {', '.join(map(str, kinds))}, not {text!r}")
+        return text
+    try:
+        return kinds[0](text)
+    except ValueError:
+        wanted = "a whole number" if kinds[0] is int else "a number"
+        raise ForerunError(f"{name} must be {wanted}, not {text!r}") from None

@@ -14,9 +14,11 @@ from typer.exceptions import TyperException
 
 from forerun import __version__
 from forerun.cli.bench import bench
+from forerun.cli.chat import chat
 from forerun.cli.check import check
 from forerun.cli.convert import convert
 from forerun.cli.generate import generate
+from forerun.cli.serve import serve
 from forerun.cli.train_head import train_head
 from forerun.errors import ForerunError
 
@@ -57,6 +59,8 @@ def build_app() -> typer.Typer:
     app = typer.Typer(name="forerun", add_completion=False, pretty_exceptions_enable=False, help=_overview.__doc__)
     app.callback(invoke_without_command=True)(_overview)
     app.command()(generate)
+    app.command()(serve)
+    app.command()(chat)
     app.command()(check)
     app.command()(bench)
     app.command()(convert)
@@ -93,7 +97,18 @@ def _refuse(message: str) -> int:
 
 
 def _reason(error: TyperException) -> str:
-    return error.format_message().replace("Value error, ", "").rstrip(".")  # the prefix is its validator's, not ours
+    reason = error.format_message().replace("Value error, ", "").rstrip(".")  # the prefix is its validator's, not ours
+    variable = _variable(error)
+    return reason if variable is None else f"{variable}: {reason}"
+
+
+def _variable(error: TyperException) -> str | None:
+    """The variable that a refused value came from."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is None or parameter is None:
+        return None
+    source = context.get_parameter_source(parameter.name)
+    return str(parameter.envvar) if source is not None and source.name == "ENVIRONMENT" else None
 
 
 def _help_command(error: TyperException) -> str:

@@ -78,9 +78,17 @@ LOOKUP = Arm(
 )
 # A long match is an arm with a record of its own, which overrides what a neural drafter would say.
 LONG_LOOKUP = replace(LOOKUP, name="long lookup", acceptance=0.9, evidence=5)
-ARMS = {arm.name: arm for arm in (MTP, ASSISTANT, MODEL, LOOKUP, LONG_LOOKUP)}
-# By drafter.
-SERVED = {arm.drafter: (arm,) for arm in (MTP, ASSISTANT, MODEL)} | {LOOKUP.drafter: (LOOKUP, LONG_LOOKUP)}
+# The only text that a constraint leaves (a key of a JSON schema), as the tokenizer cuts it. No drafter makes it, and
+# nobody names it: sequences that are constrained and draft at all have it.
+FORCED = replace(LOOKUP, name="grammar", drafter="grammar", step_cost=0.005, acceptance=0.95)
+ARMS = {arm.name: arm for arm in (MTP, ASSISTANT, MODEL, LOOKUP, LONG_LOOKUP, FORCED)}
+SERVED = {  # by drafter
+    MTP.drafter: (MTP,),
+    ASSISTANT.drafter: (ASSISTANT,),
+    MODEL.drafter: (MODEL,),
+    LOOKUP.drafter: (LOOKUP, LONG_LOOKUP),
+    FORCED.drafter: (FORCED,),
+}
 DRAFT_CHOICES = ("auto", "off", LOOKUP.drafter, MTP.drafter, ASSISTANT.drafter, MODEL.drafter)
 
 

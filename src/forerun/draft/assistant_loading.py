@@ -22,6 +22,7 @@ class FoundAssistant:
     """A drafter, or why there is none; and what a user who lets forerun choose should know."""
 
     drafter: AssistantDrafter | None = None
+    path: Path | None = None  # of the assistant
     missing: dict[str, str] = field(default_factory=dict)  # by the name of a drafter
     warnings: list[str] = field(default_factory=list)
 
@@ -45,13 +46,14 @@ def find_assistant(
     if named is not None:
         if is_assistant(named):
             reason = f"{named} is an assistant: use --draft assistant"
-            return FoundAssistant(load_assistant(named, decoder, pool, vocab, position), {MODEL.drafter: reason})
+            drafter = load_assistant(named, decoder, pool, vocab, position)
+            return FoundAssistant(drafter, named, {MODEL.drafter: reason})
         return FoundAssistant(missing={ASSISTANT.drafter: f"{named} is a model of its own: use --draft model"})
     beside = assistant_beside(model)
     if beside is None:
         return FoundAssistant()
     try:
-        return FoundAssistant(load_assistant(beside, decoder, pool, vocab, position))
+        return FoundAssistant(load_assistant(beside, decoder, pool, vocab, position), beside)
     except ForerunError as error:
         reasons = dict.fromkeys((ASSISTANT.drafter, MTP.drafter), str(error))
-        return FoundAssistant(None, reasons, [f"no drafts of the assistant: {error}"])
+        return FoundAssistant(None, beside, reasons, [f"no drafts of the assistant: {error}"])

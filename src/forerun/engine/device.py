@@ -96,6 +96,11 @@ class DeviceExecutor:
         result = torch.zeros(BATCH_SIZES[-1] * (WIDEST + 2), dtype=torch.int64)
         return result.pin_memory() if self.pool.device.type == "cuda" else result
 
+    @property
+    def batch_arm(self) -> str | None:
+        """Drafts that never leave the device; those of the host would make every slot wait for them."""
+        return None if self.half is None else self.half.name
+
     def costs_of(self, sequences: list[Sequence]) -> CostTable:
         """Rounds that the host runs have a table of their own."""
         return self.costs if any(runs_on_device(s) for s in sequences) else self.host.costs
@@ -229,7 +234,7 @@ class DeviceExecutor:
         assert self.half is not None
         if any(turn.decision.drafter == self.half.name for turn in turns):
             return RETURN if any(map(self._uploads, turns)) else shape.width - 1
-        returns = any(turn.sequence.policy.current.drafter == self.half.name for turn in turns)
+        returns = any(t.sequence.policy.current.drafter == self.half.name and not t.shared for t in turns)
         measured = all(turn.sequence.policy.measures for turn in turns)
         return RETURN if returns and measured and shape._replace(drafts=RETURN) in self.rounds else 0
 
@@ -320,8 +325,11 @@ class DeviceExecutor:
         occupant.sequence.cache.committed(count, by_device=by_device)
         occupant.stale |= count != by_device
 
-    def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:
-        """Capture what one sequence may want and is not there, so that no answer waits; and time it."""
+    def prepare(self, widest: int, filtered: bool, progress: Progress, batch: int = 1) -> list[RoundTime]:
+        """Capture what one sequence may want and is not there, so that no answer waits; and time it.
+
+        `batch`: what batches of up to so many want is captured too.
+        """
         if not self.rounds.graphs.real:
             return []
         self.assignment.assign([])
@@ -331,6 +339,12 @@ class DeviceExecutor:
             deepest = ARMS[half.name].deepest
             shapes += [Shape(1, 1 + depth, True, filtered, False, drafts=depth) for depth in range(1, deepest + 1)]
             shapes += [Shape(1, width, True, filtered, False, drafts=RETURN) for width in (1, 2, 8, 16)]
+        for count in BATCH_SIZES[1:] if batch > 1 else ():
+            if count <= batch_size_for(batch):
+                shapes.append(Shape(count, 1, False, filtered, False, drafts=0))
+                if half is not None:
+                    depth = ARMS[half.name].first_depth
+                    shapes += [Shape(count, 1 + d, True, filtered, False, drafts=d) for d in (0, depth)]
         shapes = [shape for shape in shapes if shape.width <= widest and shape not in self.rounds]
         missing = [shape for shape in dict.fromkeys(shapes) if self.counts.keep_bits(shape.rows)]
         found = []
@@ -339,7 +353,8 @@ class DeviceExecutor:
                 for shape in missing:
                     self.rounds.capture(shape)
                     inside = (half.name, shape.drafts) if half is not None and shape.drafts else None
-                    found.append(RoundTime(1, shape.width, self.rounds.seconds(shape), inside=inside))
+                    if shape.slots == 1:
+                        found.append(RoundTime(1, shape.width, self.rounds.seconds(shape), inside=inside))
                     task.advance()
             if half is not None:
                 half.prepare(1)
@@ -352,9 +367,10 @@ class DeviceExecutor:
 
 
 def runs_on_device(sequence: Sequence) -> bool:
-    """The device accepts by comparing, and filters the best tokens only."""
-    params = sequence.request.sampling
-    return sequence.request.accept == "coupled" and (params.greedy or params.top_k <= LARGEST_TOP_K)
+    """The device compares, filters the best tokens only, keeps logits to itself and knows no constraints."""
+    request, params = sequence.request, sequence.request.sampling
+    plain = request.accept == "coupled" and request.logprobs is None and sequence.constraint is None
+    return plain and (params.greedy or params.top_k <= LARGEST_TOP_K)
 
 
 def bad_row(edited: bool) -> ForerunError:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
 from torch import Tensor
 
-from forerun.draft.arms import SERVED, arm_for
+from forerun.draft.arms import ARMS, ASSISTANT, FORCED, MTP, SERVED, arm_for
 from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.engine.constrained import force
 from forerun.engine.plan import NOTHING, Turn
+from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence
+from forerun.errors import ForerunError
 from forerun.sample.row import Row
 
 log = logging.getLogger("forerun")
@@ -22,11 +25,27 @@ Result = TypeVar("Result")
 class Drafters:
     """By name. A sequence may use those in its `arms`; the ones in its `told` follow it."""
 
-    def __init__(self, drafters: dict[str, Drafter], vocab: int) -> None:
-        self.by_name, self.vocab = drafters, vocab
+    def __init__(self, drafters: dict[str, Drafter], vocab: int, unavailable: Mapping[str, str] | None = None) -> None:
+        """`unavailable`: why a drafter that a user may ask for is not among them."""
+        self.by_name, self.vocab, self.unavailable = drafters, vocab, dict(unavailable or {})
 
     def __contains__(self, name: str) -> bool:
         return name in self.by_name
+
+    def arms_for(self, request: Request) -> list[str]:
+        """Those that a request may use."""
+        if request.draft == "off":
+            return []
+        if request.draft == "auto":
+            names = [name for name in SERVED if name in self.by_name]
+            return names if request.draft_tokens is None else names[:1]
+        wanted = request.draft
+        if wanted == MTP.drafter and wanted not in self.by_name and ASSISTANT.drafter in self.by_name:
+            wanted = ASSISTANT.drafter  # what users of other engines call it
+        if wanted not in self.by_name:
+            reason = self.unavailable.get(wanted) or ARMS[wanted].hint
+            raise ForerunError(f"no {wanted} drafter is loaded: {reason}")
+        return [wanted]
 
     @contextmanager
     def guarded(self, sequence: Sequence, drafter: Drafter) -> Iterator[None]:
@@ -50,9 +69,19 @@ class Drafters:
             drafter.observe(sequence.id, sequence.tokens[told:])
         sequence.told[drafter.name] = len(sequence.tokens)
 
+    def leave_out(self, sequence: Sequence) -> None:
+        """Its batch does not draft: whoever would have to read its prompt now is not among its drafters.
+
+        The others, who read it when they are first asked, stay.
+        """
+        sequence.announced = False
+        for name in [name for name in sequence.arms if self.by_name[name].wants_features]:
+            sequence.policy.drop(name)
+            sequence.arms.remove(name)
+
     def announce(self, sequence: Sequence) -> None:
         """Tell everybody of the prompt. A device that still computes on it hides what they do with it."""
-        for name in list(sequence.arms):
+        for name in list(sequence.arms) if sequence.announced else ():
             drafter = self.by_name[name]
             with self.guarded(sequence, drafter):
                 self.tell(sequence, drafter)
@@ -70,20 +99,24 @@ class Drafters:
                     self.tell(sequence, drafter)
                     drafter.feed(sequence.id, features)
 
-    def available(self, sequence: Sequence) -> dict[str, bool]:
-        """Which arms have something to draft now."""
-        found: dict[str, bool] = {}
+    def available(self, sequence: Sequence) -> dict[str, int]:
+        """How many drafts each arm may have now."""
+        found: dict[str, int] = {}
+        if sequence.constraint is not None:
+            found[FORCED.name] = len(self._forced(sequence, FORCED.deepest))
         for name in list(sequence.arms):
             drafter = self.by_name[name]
             with self.guarded(sequence, drafter):
                 self.tell(sequence, drafter)
                 fitting = arm_for(name, drafter.ready(sequence.id))
-                found |= {arm.name: arm is fitting for arm in SERVED[name]}
+                found |= {arm.name: arm.deepest if arm is fitting else 0 for arm in SERVED[name]}
         return found
 
     def peek(self, sequence: Sequence, but: str | None, depth: int) -> list[tuple[str, list[int]]]:
         """Arms and drafts that cost nothing, of drafters other than `but` that were told everything."""
         found = []
+        if but != FORCED.drafter and (forced := self._forced(sequence, depth)):
+            found.append((FORCED.name, forced))
         for name in list(sequence.told):
             drafter = self.by_name[name]
             if name == but or sequence.told[name] != len(sequence.tokens):
@@ -94,8 +127,16 @@ class Drafters:
                     found.append((fitting.name, tokens))
         return found
 
+    def _forced(self, sequence: Sequence, most: int) -> list[int]:
+        """What its constraint leaves no choice about."""
+        try:
+            return [] if sequence.constraint is None else sequence.constraint.forced(most)
+        except Exception:  # noqa: BLE001 - the next round meets it again and ends the sequence
+            return []
+
     def propose(self, turns: list[Turn]) -> None:
-        """Ask each drafter once for all its sequences."""
+        """Ask each drafter once for all its sequences; what is forced needs no drafter."""
+        turns = [turn for turn in turns if not force(turn)]
         for name, drafter in self.by_name.items():
             wants: list[tuple[Turn, Want]] = []
             for turn in turns:
@@ -118,6 +159,7 @@ class Drafters:
             return
         for (turn, _), draft in zip(wants, drafts, strict=True):
             turn.draft = sensible(draft, turn.decision.depth, self.vocab)
+            turn.asked, turn.proposed = drafter.name, len(turn.draft.tokens)
 
     def _want(self, turn: Turn, drafter: Drafter) -> Want:
         sequence = turn.sequence

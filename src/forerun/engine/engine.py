@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count
 
 import torch
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.device import free_memory
-from forerun.draft.arms import ARMS, ASSISTANT, MAX_DEPTH, MTP, SERVED
+from forerun.draft.arms import ARMS, FORCED, MAX_DEPTH, SERVED
 from forerun.draft.protocol import Drafter
 from forerun.engine.drafters import Drafters
 from forerun.engine.host import HostExecutor
 from forerun.engine.interrupts import interrupts_held
 from forerun.engine.lookahead import Watch, Wish
+from forerun.engine.low_acceptance import LowAcceptance
 from forerun.engine.ownership import Ownership
 from forerun.engine.plan import Executor, Outcome, Plan, PromptChunk, Result, Ticket, Turn
 from forerun.engine.request import Request
@@ -25,11 +27,13 @@ from forerun.engine.sequence import Sequence, Status, TextSink
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
 from forerun.policy.acceptance import Priors
+from forerun.policy.batch import BatchPolicy
 from forerun.policy.budget import cut_drafts
 from forerun.policy.controller import Controller
 from forerun.policy.costs import CostTable
 from forerun.policy.decision import PLAIN, Decision, Policy
 from forerun.policy.depth import DepthPolicy
+from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
 CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
@@ -55,18 +59,18 @@ class Engine:
         executor: Executor | None = None,
     ) -> None:
         """`unavailable`: why a drafter that a user may ask for is not among `drafters`. `executor`: not the host's."""
-        self.model, self.pool, self.drafters = model, pool, Drafters(drafters, vocab)
+        self.model, self.pool, self.drafters = model, pool, Drafters(drafters, vocab, unavailable)
         self.costs, self.priors = costs or CostTable(), Priors()  # learned about this machine and earlier requests
         self.executor = executor or HostExecutor(model, self.drafters, self.costs, not pool.on_device)
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
-        self.unavailable = dict(unavailable or {})
         self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
-        self.owner = Ownership(pool.device)
+        self.owner, self.low_acceptance = Ownership(pool.device), LowAcceptance()
         self.warm = False  # see `engine/warmup.py`
         self._ticket: Ticket | None = None  # the round under way
         self._repeats = 0  # rounds since the sequences or the way to run them changed
         self._wishes: list[Wish] = []  # what to do next, thought of while the last round ran
         self._watch = Watch(self.drafters)
+        self._batch = BatchPolicy()
         self._ids = count()
 
     def step(self) -> None:
@@ -88,10 +92,11 @@ class Engine:
             else:
                 self._deliver(self._finish(repeat=False))
 
-    def settle(self) -> None:
-        """Take in the round under way, if any, and start no other."""
+    def settle(self, whose: Sequence | None = None) -> None:
+        """Take in the round under way, if any, and start no other. `whose`: only where this one takes part in it."""
         with interrupts_held(), self.owner:
-            self._deliver(self._finish(repeat=False))
+            if whose is None or (self._ticket is not None and self._ticket.plan.has(whose)):
+                self._deliver(self._finish(repeat=False))
 
     def _schedule(self, began: float) -> Plan:
         """Who runs, with which arm and depth, and which stretch of a prompt is read; pages for all of them."""
@@ -125,10 +130,17 @@ class Engine:
         if sequence is None:
             return []
         start = sequence.cache.length
+        beside = len(self.scheduler.running())
+        if start == 0 and beside and sequence.policy.measures and not self._batch.admits(1 + beside):
+            self.drafters.leave_out(sequence)
         return [PromptChunk(sequence, min(start + self.chunk - start % self.chunk, sequence.prompt_length))]
 
     def _decide(self, sequences: list[Sequence]) -> list[Wish]:
         """Arm and depth for each."""
+        if len(sequences) > 1 and any(sequence.policy.measures for sequence in sequences):
+            shared = self._decide_together(sequences)
+            if shared is not None:
+                return shared
         decisions = []
         for sequence in sequences:
             available = self.drafters.available(sequence) if sequence.policy.measures else None
@@ -138,6 +150,23 @@ class Engine:
             wishes = [(sequence.policy, decision) for sequence, decision in zip(sequences, decisions, strict=True)]
             decisions = cut_drafts(wishes, self.executor.costs_of(sequences), self.executor.uniform)
         return [Wish(sequence, decision, []) for sequence, decision in zip(sequences, decisions, strict=True)]
+
+    def _decide_together(self, sequences: list[Sequence]) -> list[Wish] | None:
+        """One decision for everybody who leaves it to us; None: the batch drafts, and each one decides how."""
+        arm = self.executor.batch_arm
+        able = sum(bool(s.arms) if arm is None else arm in s.arms for s in sequences)
+        drafts = self._batch.drafts(able, len(sequences))
+        if drafts and arm is None:
+            return None
+        wishes = []
+        for sequence in sequences:
+            limit, decision = min(sequence.remaining, self.max_width) - 1, PLAIN
+            if not sequence.policy.measures:
+                decision = sequence.policy.decide(limit, None, len(sequences) - 1)
+            elif drafts and arm in sequence.arms and limit > 0:
+                decision = Decision(arm, min(ARMS[arm].first_depth, limit))
+            wishes.append(Wish(sequence, decision, [], shared=sequence.policy.measures))
+        return wishes
 
     def _fit(self, wish: Wish) -> Turn | None:
         """Make sure that all rows have a place in the answer and in the cache."""
@@ -149,7 +178,7 @@ class Engine:
             decision = Decision(decision.arm, limit) if limit else PLAIN
         for wanted in dict.fromkeys((decision, PLAIN)):
             if self.scheduler.make_room(sequence, sequence.cache.length + 1 + wanted.depth):
-                return Turn(sequence, wanted)
+                return Turn(sequence, wanted, shared=wish.shared)
             if sequence.status is not Status.RUNNING:
                 return None  # parked: it goes on when pages are free
         sequence.finish("length")
@@ -171,9 +200,9 @@ class Engine:
         self._watch.look(turns)
         for wish in wishes:
             # Who copies from the text has something to copy then only if it would have been right now.
-            copies = wish.decision.arm is not None and ARMS[wish.decision.arm].at_once
-            expected = self._watch.expected(wish.sequence) if copies else []
-            self._wishes.append(Wish(wish.sequence, wish.decision, expected))
+            arm = wish.decision.arm
+            copies = arm is not None and ARMS[arm].at_once
+            self._wishes.append(replace(wish, expected=self._watch.expected(wish.sequence)) if copies else wish)
 
     def _start(self, plan: Plan) -> None:
         if not plan.turns and not plan.prompts:
@@ -221,13 +250,21 @@ class Engine:
         for costs, measured in outcome.times if outcome.typical else ():
             measured.seconds += more
             costs.learn_round(measured)
+        plain = self._batch.plain_seconds(len(taken)) if len(taken) > 1 else 0.0
         for result in taken:
             sequence = result.turn.sequence
             sequence.counters.spend(result.took + more, result.drafting)
             if outcome.typical and result.tokens:
                 seconds = result.seconds + more
-                sequence.policy.learn(result.turn.decision, result.drafted, result.accepted, seconds)
+                if result.turn.shared:
+                    gain = len(result.tokens) * plain - seconds if plain and result.drafted else 0.0
+                    sequence.policy.share(result.turn.decision, result.drafted, result.accepted, gain)
+                else:
+                    sequence.policy.learn(result.turn.decision, result.drafted, result.accepted, seconds)
         self._watch.judge()
+        who, tokens = [result.turn.sequence.id for result in taken], sum(len(result.tokens) for result in taken)
+        drafted = any(result.drafted for result in taken)
+        self._batch.delivered(who, outcome.ended, tokens, drafted, bool(outcome.prompts), outcome.typical)
 
     def _take(self, result: Result) -> bool:
         """Emit what one sequence got; keep just the rows of tokens that were emitted before the last.
@@ -245,11 +282,14 @@ class Engine:
                 began = time.perf_counter()
                 result.keep(0)  # all rows of the prompt that were read; drafters read it too
                 sequence.counters.prefill_seconds += result.took + time.perf_counter() - began
+                sequence.prompt_logprobs += result.prompt_logprobs
                 if result.tokens:
                     sequence.status = Status.RUNNING
+            arm, logprobs = result.turn.decision.arm, result.logprobs
             for token in result.tokens:
                 emitted += 1
-                if sequence.emit(token, from_draft=emitted <= result.accepted):
+                if sequence.emit(token, emitted <= result.accepted, arm, logprobs[emitted - 1] if logprobs else None):
+                    self._batch.has_ended(len(sequence.answer))
                     break
         except Exception as error:  # noqa: BLE001 - see above
             sequence.fail(error)
@@ -261,17 +301,26 @@ class Engine:
             sequence.fail(error)
         result.accepted = min(result.accepted, emitted)
         if result.tokens:
-            sequence.counters.count(result.turn.decision.arm, result.drafted, result.accepted)
+            decision = result.turn.decision
+            sequence.counters.count(decision.arm, result.drafted, result.accepted)
+            if result.drafted and decision.drafter is not None:
+                self.low_acceptance.note(decision.drafter, result.drafted, result.accepted)
         return True
 
-    def submit(self, request: Request, sink: TextSink) -> Sequence:
-        """Queue a request. One that can never run is refused here, with the reason."""
+    def check(self, request: Request) -> None:
+        """Refuse a request that can never run, with the reason. Any thread may ask."""
         prompt = len(request.prompt)
         if prompt >= self.context:
             more = " or raise max context" if self.context < self.model.config.context else ""
             raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
+        self.drafters.arms_for(request)
+        self.scheduler.check(request)
+
+    def submit(self, request: Request, sink: TextSink, constraint: Constraint | None = None) -> Sequence:
+        """Queue a request. One that can never run is refused here, with the reason."""
+        self.check(request)
+        prompt, arms = len(request.prompt), self.drafters.arms_for(request)
         limit = self.context if request.max_tokens is None else min(self.context, prompt + request.max_tokens)
-        arms = self._arms(request)
         with self.owner:
             sequence = Sequence(
                 id=next(self._ids),
@@ -283,31 +332,18 @@ class Engine:
                 limit=limit,
                 tokens=list(request.prompt),
                 arms=arms,
+                constraint=constraint,
             )
             if request.draft == "auto" and request.draft_tokens is None:
                 sequence.policy = self._controller(sequence)
             self.scheduler.submit(sequence)
         return sequence
 
-    def _arms(self, request: Request) -> list[str]:
-        """The drafters a request may use."""
-        if request.draft == "off":
-            return []
-        if request.draft == "auto":
-            names = [name for name in SERVED if name in self.drafters]
-            return names if request.draft_tokens is None else names[:1]
-        wanted = request.draft
-        if wanted == MTP.drafter and wanted not in self.drafters and ASSISTANT.drafter in self.drafters:
-            wanted = ASSISTANT.drafter  # users of other engines say so
-        if wanted not in self.drafters:
-            reason = self.unavailable.get(wanted) or ARMS[wanted].hint
-            raise ForerunError(f"no {wanted} drafter is loaded: {reason}")
-        return [wanted]
-
     def _controller(self, sequence: Sequence) -> Policy:
         """Measured time decides when the user leaves it to us."""
         costs, most = self.executor.costs_of([sequence]), self.max_width - 1
-        deepest = {arm.name: min(arm.deepest, most) for name in sequence.arms for arm in SERVED[name] if most > 0}
+        names = sequence.arms if sequence.constraint is None else [*sequence.arms, FORCED.drafter]
+        deepest = {arm.name: min(arm.deepest, most) for name in names for arm in SERVED[name] if most > 0}
         return Controller(
             deepest,
             costs,
@@ -320,7 +356,7 @@ class Engine:
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two rounds. Its state stays whole: `resume` goes on where it was."""
         with interrupts_held(), self.owner:
-            self.settle()
+            self.settle(sequence)
             if sequence.status is Status.WAITING:
                 self.scheduler.waiting.remove(sequence)
             if sequence.status is not Status.FINISHED:
@@ -345,7 +381,7 @@ class Engine:
     def pause(self, sequence: Sequence) -> None:
         """Leave a sequence out of the rounds until `unpause`."""
         with interrupts_held(), self.owner:
-            self.settle()
+            self.settle(sequence)
             if sequence.status in (Status.RUNNING, Status.PREFILL, Status.PARKED):
                 sequence.status = Status.PAUSED
 

@@ -127,6 +127,10 @@ class GraphedTarget:
         features = None if output.features is None else output.features[:count]
         return Output(output.logits[:count], features)
 
+    def logits(self, features: Tensor) -> Tensor:
+        """As `Decoder.logits`."""
+        return self.decoder.logits(features)
+
     def _in_halves(self, batch: Pass) -> Output:
         """Narrower passes, one after another: with so many rows at once a product changes bits."""
         outputs, rows = [], batch.rows

@@ -12,10 +12,12 @@ from functools import partial
 
 import torch
 
+from forerun.engine.constrained import constrain, shorten
 from forerun.engine.drafters import Drafters
 from forerun.engine.interrupts import interrupts_let_through
+from forerun.engine.logprobs import logprobs_of, prompt_logprobs
 from forerun.engine.plan import GoesOn, Outcome, Plan, PromptChunk, Result, Ticket, Turn
-from forerun.engine.sequence import Sequence
+from forerun.engine.sequence import Logprob, Sequence
 from forerun.errors import ForerunError
 from forerun.models.layers.rows import Output, Target, make_pass
 from forerun.policy.costs import CostTable, RoundTime
@@ -23,6 +25,7 @@ from forerun.policy.decision import PLAIN
 from forerun.progress import Progress
 from forerun.sample.acceptance import accept_coupled, accept_rejection
 from forerun.sample.choose import choose, probabilities
+from forerun.sample.row import RowError
 
 
 @dataclass(slots=True)
@@ -38,6 +41,7 @@ class HostExecutor:
 
     runs_ahead = False
     uniform = False
+    batch_arm = None
 
     def __init__(self, target: Target, drafters: Drafters, costs: CostTable, restartable: bool = True) -> None:
         """`restartable`: a pass that failed half-way may be run again."""
@@ -62,7 +66,7 @@ class HostExecutor:
         assert isinstance(ticket, HostTicket)
         return ticket.outcome
 
-    def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:  # noqa: ARG002
+    def prepare(self, widest: int, filtered: bool, progress: Progress, batch: int = 1) -> list[RoundTime]:  # noqa: ARG002
         """It always is."""
         return []
 
@@ -77,12 +81,20 @@ class HostExecutor:
         result = Result(turn, [], 0, 0, lambda _: None, prompt=True)
         try:
             tokens = list(prompt[cache.length : chunk.stop])
-            features = self.drafters.wants_features(sequence)
+            features = self.drafters.wants_features(sequence) or sequence.request.prompt_logprobs
             output = self.target.forward(make_pass([(cache, tokens)], last_only=True, prefill=True, features=features))
             result.keep = partial(self._keep_prompt, turn, count, output)
             if chunk.stop == len(prompt):
+                constrain(turn)
+                if turn.error is not None:
+                    raise turn.error
                 ((result.accepted, token),) = self._check([turn], output)
                 result.tokens = [token]
+                result.logprobs = self._logprobs(turn, output, result.tokens)
+            if sequence.request.prompt_logprobs:
+                assert output.features is not None
+                after, top = prompt[cache.length + 1 : chunk.stop + 1], sequence.request.logprobs or 0
+                result.prompt_logprobs = prompt_logprobs(self.target, output.features, after, top, self.drafters.vocab)
         except Exception as error:  # noqa: BLE001 - whatever it is, this request alone fails of it
             result.error = error
         result.took = time.perf_counter() - began
@@ -99,17 +111,21 @@ class HostExecutor:
         """One round of these. `began`: when deciding on it did."""
         self.drafters.propose(turns)
         drafting = time.perf_counter() - began
-        results = self._pass(turns)
+        for turn in turns:
+            constrain(turn)
+        sound = [turn for turn in turns if turn.error is None]
+        passed = {id(result.turn): result for result in (self._pass(sound) if sound else ())}
+        results = [passed.get(id(turn)) or failed(turn, turn.error or AssertionError()) for turn in turns]
         ended = time.perf_counter()
-        rows = sum(turn.width for turn in turns)
-        measured = RoundTime(len(turns), rows, ended - began - drafting)
+        rows = sum(turn.width for turn in sound)
+        measured = RoundTime(len(sound), rows, ended - began - drafting)
         if len(turns) == 1:  # what a drafter costs is known only when it drafted for one
-            measured.drafter, measured.drafted = turns[0].decision.drafter, len(turns[0].draft.tokens)
+            measured.drafter, measured.drafted = turns[0].asked, turns[0].proposed
             measured.drafting = drafting
         for result in results:
             result.seconds = result.took = ended - began
             result.drafting = drafting
-        return Outcome(results, [], [(self.costs, measured)], ended)
+        return Outcome(results, [], [(self.costs, measured)] if sound else [], ended)
 
     def _pass(self, turns: list[Turn]) -> list[Result]:
         """The target pass over all rows of all sequences, and what it gave each."""
@@ -132,6 +148,9 @@ class HostExecutor:
             checked = self._check(turns, output)
         except ForerunError as error:  # one of them has no token left to choose: find out which
             if len(turns) == 1:
+                if isinstance(error, RowError) and error.row:
+                    shorten(turns[0], error.row - 1)  # plain decoding may never come to that row
+                    return self._verify(turns, output)
                 return [failed(turns[0], error)]
             return [result for turn in turns for result in self._verify([turn], output)]
         results = []
@@ -139,8 +158,18 @@ class HostExecutor:
             drafts = turn.draft.tokens
             keep = partial(self._keep, turn, output)
             tokens = [*drafts[:accepted], final]
-            results.append(Result(turn, tokens, accepted, len(drafts), keep, advanced=not self.restartable))
+            result = Result(turn, tokens, accepted, turn.drafted, keep, advanced=not self.restartable)
+            try:
+                result.logprobs = self._logprobs(turn, output, tokens)
+            except ForerunError as error:  # of this row alone
+                result.error = error
+            results.append(result)
         return results
+
+    def _logprobs(self, turn: Turn, output: Output, tokens: list[int]) -> list[Logprob]:
+        """Of the tokens of a round, or of the one after a prompt."""
+        top = turn.sequence.request.logprobs
+        return [] if top is None else logprobs_of(output.logits[turn.start :], tokens, top, self.drafters.vocab)
 
     def _check(self, turns: list[Turn], output: Output) -> list[tuple[int, int]]:
         """Accepted drafts and the token after them: one vectorised choice for all who compare with it."""
@@ -159,10 +188,19 @@ class HostExecutor:
     def _reject(self, turn: Turn, output: Output) -> tuple[int, int]:
         """Rejection sampling: exact in distribution."""
         logits = output.logits[turn.start : turn.start + turn.width]
-        p, q = probabilities(logits, turn.rows(), self.drafters.vocab), turn.draft.probabilities
+        rows, q, vocab, bad = turn.rows(), turn.draft.probabilities, self.drafters.vocab, None
+        try:
+            p = probabilities(logits, rows, vocab)
+        except RowError as error:  # of a row that may never be reached
+            bad, p = error, torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
+            p[:, 0] = 1.0
+            p[: error.row] = probabilities(logits[: error.row], rows[: error.row], vocab)
         if q is not None and q.shape[1] != p.shape[1]:  # a drafter need not know ids that nobody may choose
             q = torch.nn.functional.pad(q, (0, p.shape[1] - q.shape[1]))
-        return accept_rejection(p, turn.draft.tokens, q, turn.sequence.request.sampling, len(turn.sequence.tokens))
+        found = accept_rejection(p, turn.draft.tokens, q, turn.sequence.request.sampling, len(turn.sequence.tokens))
+        if bad is not None and found[0] >= bad.row:
+            raise ForerunError(str(bad))
+        return found
 
     def _keep(self, turn: Turn, output: Output, count: int) -> None:
         """The rows of tokens that were emitted before the last; drafters see what the target computed there."""

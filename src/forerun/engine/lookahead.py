@@ -38,7 +38,7 @@ class Watch:
         self._unrun = [
             Unrun(sequence, arm, tokens, len(sequence.tokens))
             for turn in turns
-            if (sequence := turn.sequence).policy.measures
+            if (sequence := turn.sequence).policy.measures and not turn.shared
             for arm, tokens in self._drafters.peek(sequence, turn.decision.drafter, DEPTH)
         ]
 
@@ -65,6 +65,7 @@ class Wish:
     sequence: Sequence
     decision: Decision
     expected: list[int]  # the beginning of it counts
+    shared: bool = False  # by a decision for the whole batch
 
     def holds(self, tokens: list[int]) -> bool:
         """Did it?"""

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from forerun.draft.protocol import Draft
-from forerun.engine.sequence import Sequence
+from forerun.engine.sequence import Logprob, Sequence
 from forerun.policy.costs import CostTable, RoundTime
 from forerun.policy.decision import Decision
 from forerun.progress import Progress
+from forerun.sample.masks import Masks, Words
 from forerun.sample.row import Row
 
 NOTHING = Draft([], None)
@@ -25,19 +26,36 @@ class Turn:
     decision: Decision
     draft: Draft = field(default_factory=lambda: NOTHING)
     start: int = 0  # its first row in the pass
+    shared: bool = False  # the decision was made for the whole batch
+    asked: str | None = None  # the drafter that made the draft
+    proposed: int = 0  # tokens it came with
+    forced: list[int] = field(default_factory=list)  # by a constraint: drafts that cost nothing
+    masks: Masks | None = None  # of its first rows
+    cut: bool = False  # a draft behind the last one broke a rule
+    error: Exception | None = None  # of its constraint: it takes no part in the pass
 
     @property
     def width(self) -> int:
         return 1 + len(self.draft.tokens)
+
+    @property
+    def drafted(self) -> int:
+        """Drafts that count in its record: one that broke a rule is as wrong as one that the target rejects."""
+        tokens, probabilities = self.draft.tokens, self.draft.probabilities
+        return len(tokens) + (self.cut and probabilities is None)
 
     def rows(self) -> list[Row]:
         """What `choose` must know about each row: the exact history before it, drafted tokens included."""
         sequence, drafts = self.sequence, self.draft.tokens
         first = len(sequence.tokens)  # absolute index of the first token this round emits
         return [
-            Row(sequence.request.sampling, sequence.history, tuple(drafts[:row]), first + row, None)
+            Row(sequence.request.sampling, sequence.history, tuple(drafts[:row]), first + row, self._allowed(row))
             for row in range(self.width)
         ]
+
+    def _allowed(self, row: int) -> Words | None:
+        """A row behind a draft that broke a rule is never reached."""
+        return self.masks[row] if self.masks is not None and row < len(self.masks) else None
 
 
 @dataclass(slots=True)
@@ -56,6 +74,10 @@ class Plan:
     prompts: list[PromptChunk]
     began: float  # when the host began to think about it
 
+    def has(self, sequence: Sequence) -> bool:
+        """Does it take part?"""
+        return any(t.sequence is sequence for t in self.turns) or any(p.sequence is sequence for p in self.prompts)
+
 
 @dataclass(slots=True)
 class Result:
@@ -69,6 +91,8 @@ class Result:
     seconds: float = 0.0  # by which its policy judges the round
     took: float = 0.0  # that the sequence waited
     drafting: float = 0.0  # part of that
+    logprobs: list[Logprob] = field(default_factory=list)  # of the tokens, where the request asks for them
+    prompt_logprobs: list[Logprob] = field(default_factory=list)  # of the prompt tokens that its rows were followed by
     error: Exception | None = None
     prompt: bool = False  # it comes of reading a prompt
     advanced: bool = False  # the device has moved on by itself: the sequence cannot go back to before the round
@@ -104,6 +128,11 @@ class Executor(Protocol):
     runs_ahead: bool  # a round goes on while the outcome of the one before is delivered
     uniform: bool  # all sequences of a pass have as many rows as the one with most
 
+    @property
+    def batch_arm(self) -> str | None:
+        """The arm that drafts for whole batches where rows are uniform; None: each sequence has its own."""
+        ...
+
     def costs_of(self, sequences: list[Sequence]) -> CostTable:
         """What rounds of such sequences cost."""
         ...
@@ -116,8 +145,11 @@ class Executor(Protocol):
         """Wait for it. Where `again` agrees to all its turns, the executor may start the same ones at once."""
         ...
 
-    def prepare(self, widest: int, filtered: bool, progress: Progress) -> list[RoundTime]:
-        """Get ready for whatever one sequence may want, at most `widest` rows; what rounds cost, where measured."""
+    def prepare(self, widest: int, filtered: bool, progress: Progress, batch: int = 1) -> list[RoundTime]:
+        """Get ready for whatever one sequence may want, at most `widest` rows, and for batches of up to so many.
+
+        Returns what rounds cost, where measured.
+        """
         ...
 
     def forget(self, sequence: Sequence) -> None:

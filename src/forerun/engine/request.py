@@ -7,6 +7,7 @@ from typing import Literal
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
 from forerun.errors import ForerunError
+from forerun.sample.logprobs import MOST_LIKELY
 from forerun.sample.parameters import SamplingParams
 
 AcceptChoice = Literal["coupled", "rejection"]
@@ -28,7 +29,7 @@ class Request:
     accept: AcceptChoice = "coupled"
     kind: str = ""  # of work, as `policy/kinds.py` guesses it
     logprobs: int | None = None  # None: none; 0: of the tokens chosen; k: of the k likeliest as well
-    prompt_logprobs: bool = False  # of the prompt's tokens too, as many as `logprobs` says
+    prompt_logprobs: bool = False  # of the prompt's tokens after the first too; the likeliest as `logprobs` says
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -39,6 +40,8 @@ class Request:
             raise ForerunError(f"draft must be one of {', '.join(DRAFT_CHOICES)}, not {self.draft!r}")
         if self.accept not in ACCEPT_CHOICES:
             raise ForerunError(f"accept must be one of {', '.join(ACCEPT_CHOICES)}, not {self.accept!r}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LIKELY:
+            raise ForerunError(f"logprobs must be 0 to {MOST_LIKELY}, not {self.logprobs}")
         if self.draft_tokens is not None and not 0 <= self.draft_tokens <= MAX_DEPTH:
             raise ForerunError(f"draft tokens must be 0 to {MAX_DEPTH} or auto, not {self.draft_tokens}")
 

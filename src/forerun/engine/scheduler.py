@@ -6,6 +6,7 @@ from collections import deque
 
 from forerun.cache.pages import PagePool
 from forerun.draft.arms import MAX_DEPTH
+from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence, Status
 from forerun.errors import ForerunError
 
@@ -18,6 +19,7 @@ class Scheduler:
     def __init__(self, pool: PagePool, context: int, max_sequences: int, parked_limit: int) -> None:
         """`parked_limit`: bytes of host memory beyond which ended sequences are given up rather than parked."""
         self.pool, self.context, self.max_sequences, self.parked_limit = pool, context, max_sequences, parked_limit
+        self.preemptions = 0  # times that somebody had to give way
         self.waiting: deque[Sequence] = deque()
         self.active: list[Sequence] = []  # admitted, oldest first: prefilling, running, paused or parked
 
@@ -30,9 +32,8 @@ class Scheduler:
             wanted = max(prompt + 1, min(wanted, capacity))
         return wanted
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence, or refuse one that can never fit."""
-        request = sequence.request
+    def check(self, request: Request) -> None:
+        """Refuse one that can never fit."""
         needed = self.pool.pages_for(self.reservation(len(request.prompt), request.max_tokens))
         if needed > self.pool.count:
             tokens = needed * self.pool.page
@@ -40,6 +41,9 @@ class Scheduler:
                 f"the request needs room for {tokens} tokens and the cache has {self.pool.count * self.pool.page}: "
                 "shorten the prompt, lower max tokens, or load with a larger cache"
             )
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence that was checked."""
         self.waiting.append(sequence)
 
     def admit(self) -> None:
@@ -99,6 +103,8 @@ class Scheduler:
 
     def make_room(self, sequence: Sequence, tokens: int) -> bool:
         """Let a sequence hold `tokens` tokens, parking the youngest others if need be. False when it cannot."""
+        if not sequence.cache.missing(tokens):
+            return True  # most rounds end here
         while not self._reclaim(sequence.cache.missing(tokens)):
             # One that still reads its prompt gives way too: else an answer would end for want of pages that come back.
             others = [s for s in self.active if s.status in (Status.RUNNING, Status.PREFILL) and s is not sequence]
@@ -109,6 +115,7 @@ class Scheduler:
                 youngest = sequence  # it is the youngest itself
             youngest.cache.park()
             youngest.status = Status.PARKED
+            self.preemptions += 1
             if youngest is sequence:
                 return False
         sequence.cache.grow(tokens)

@@ -117,6 +117,7 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)  # prompt and answer
     status: Status = Status.WAITING
     finish_reason: str | None = None
+    stop: int | None = None  # the token of `Request.stop_ids` that ended it
     emissions: deque[Emission] = field(default_factory=deque)
     counters: Counters = field(default_factory=Counters)
     warnings: list[str] = field(default_factory=list)
@@ -125,6 +126,7 @@ class Sequence:
     constraint: Constraint | None = None  # what may come next
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of every prompt token after the first, if asked for
     arms: list[str] = field(default_factory=list)  # drafters it may use
+    announced: bool = True  # do drafters hear of its prompt as soon as that was read, or when they are first asked?
     told: dict[str, int] = field(default_factory=dict)  # tokens each of them has observed; those not in it are not open
 
     @property
@@ -151,15 +153,21 @@ class Sequence:
         """What it goes on with once it has its pages: its answer, or what is left of its prompt."""
         return Status.RUNNING if len(self.tokens) > self.prompt_length else Status.PREFILL
 
-    def emit(self, token: int, from_draft: bool) -> bool:
-        """Take one token that plain decoding would emit here. True when it was the last."""
+    def emit(self, token: int, from_draft: bool, arm: str | None = None, logprob: Logprob | None = None) -> bool:
+        """Take one token that plain decoding would emit here. True when it was the last. `arm`: of the round."""
         if token in self.request.stop_ids:
+            self.stop = token
             self.finish("stop")
             return True
+        first = len(self.tokens) == self.prompt_length  # it comes out of the prompt
         self.tokens.append(token)
         self.history.append(token)
+        if self.constraint is not None:
+            self.constraint.commit(token)
         text, stopped = self.sink.push(token)
-        self.emissions.append(Emission(token, text, from_draft))
+        arm = arm if from_draft and arm else ""
+        round = 0 if first else self.counters.rounds + 1
+        self.emissions.append(Emission(token, text, from_draft, arm, round, logprob))
         if stopped:
             self.finish("stop")
         elif self.remaining <= 0:

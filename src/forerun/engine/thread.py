@@ -14,39 +14,58 @@ from forerun.errors import ForerunError
 
 log = logging.getLogger("forerun")
 Result = TypeVar("Result")
-Command = tuple["Future[Any]", Callable[[], Any]]
+Command = tuple["Future[Any] | None", Callable[[], Any]]
 
 
 class EngineThread:
-    """`call` hands a command over, `delivered` is called on the thread after every round; `close` ends it."""
+    """`call` and `post` hand commands over, `delivered` is called on the thread after every round; `close` ends it."""
 
-    def __init__(self, engine: Engine, delivered: Callable[[], None], capacity: int = 1024) -> None:
-        """`capacity`: commands that may wait; more are refused rather than kept."""
-        self._engine, self._delivered = engine, delivered
-        self._inbox: queue.Queue[Command | None] = queue.Queue(capacity)
+    def __init__(
+        self,
+        engine: Engine,
+        delivered: Callable[[], None],
+        capacity: int = 1024,
+        died: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
+        """`capacity`: calls that may wait; more are refused rather than kept. `died`: the thread ended by an error."""
+        self._engine, self._delivered, self._died, self._capacity = engine, delivered, died, capacity
+        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._door, self._closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="forerun engine", daemon=True)
         self._thread.start()
 
     def call(self, command: Callable[[], Result]) -> Future[Result]:
-        """Have something done between two rounds: a submit, a cancel, a release."""
+        """Have something done between two rounds, and get what it gives."""
         future: Future[Result] = Future()
         with self._door:
             if self._closed:
                 raise ForerunError("the engine has been closed")
-            try:
-                self._inbox.put_nowait((future, command))
-            except queue.Full:
-                raise ForerunError("too many requests are waiting: try again later") from None
+            if self._inbox.qsize() >= self._capacity:
+                raise ForerunError("too many requests are waiting: try again later")
+            self._inbox.put((future, command))
         return future
 
-    def close(self) -> None:
+    def post(self, command: Callable[[], Any]) -> bool:
+        """Leave something to be done between two rounds. It is never refused, unless the end has come: then False.
+
+        Whoever posts sees to it that there are never many: what frees memory must get through where `call` would not.
+        """
+        with self._door:
+            if not self._closed:
+                self._inbox.put((None, command))
+            return not self._closed
+
+    @property
+    def closed(self) -> bool:
+        """Will nothing more be done?"""
+        return self._closed
+
+    def close(self, timeout: float | None = None) -> None:
         """Do what was asked for until now, then stop. Sequences stay as they are after the last round."""
         with self._door:
             self._closed = True
-        if self._thread.is_alive():
             self._inbox.put(None)
-        self._thread.join()
+        self._thread.join(timeout)
 
     def _run(self) -> None:
         try:
@@ -58,7 +77,7 @@ class EngineThread:
         except BaseException as error:
             log.exception("the engine's thread has ended")
             self._refuse(error)
-            raise
+            self._died(error)
 
     def _refuse(self, error: BaseException) -> None:
         """Nobody will carry out what is left."""
@@ -66,7 +85,7 @@ class EngineThread:
             self._closed = True
         while not self._inbox.empty():
             entry = self._inbox.get()
-            if entry is not None and entry[0].set_running_or_notify_cancel():
+            if entry is not None and entry[0] is not None and entry[0].set_running_or_notify_cancel():
                 entry[0].set_exception(error)
 
     def _obey(self, wait: bool) -> bool:
@@ -78,10 +97,17 @@ class EngineThread:
                 return True
             if entry is None:
                 return False
-            future, command = entry
             wait = False
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(command())
-                except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
-                    future.set_exception(error)
+            self._carry_out(*entry)
+
+    def _carry_out(self, future: Future[Any] | None, command: Callable[[], Any]) -> None:
+        if future is None:
+            try:
+                command()
+            except Exception:
+                log.exception("a command that was left for the engine failed")
+        elif future.set_running_or_notify_cancel():
+            try:
+                future.set_result(command())
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                future.set_exception(error)

@@ -20,13 +20,13 @@ class Silence:
         return ""
 
 
-def warm_up(engine: Engine, filtered: bool, progress: Progress) -> None:
-    """Only while nobody waits for an answer."""
+def warm_up(engine: Engine, filtered: bool, progress: Progress, batch: int = 1) -> None:
+    """Only while nobody waits for an answer. `batch`: as many sequences as will run at once."""
     with engine.owner:
         if not engine.scheduler.idle:
             return
         engine.settle()  # the round of a sequence that a stop string has ended
-        timed = engine.executor.prepare(engine.max_width, filtered, progress)
+        timed = engine.executor.prepare(engine.max_width, filtered, progress, batch)
         if not engine.warm:
             engine.warm = True
             run_every_drafter(engine)

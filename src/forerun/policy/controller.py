@@ -49,10 +49,12 @@ class Controller:
         self.hopes = dict.fromkeys(arms, HOPES)
         self.trial: str | None = None
         self.limit, self.others = 1, 0
+        self.offers: dict[str, int] = {}  # drafts that arms may have now
         self.plain_gap, self.plain_waited = LAST_PLAIN_GAP if steady else 2 * SHORT_GAP, 0
         self.allowance = (STEADY_ALLOWANCE if steady else ALLOWANCE) + self.priors.credit(kind)
         self.saved = 0.0  # seconds gained on plain decoding so far, by its measured cost; negative: lost
         self.spent = 0.0  # seconds in all
+        self.shared_gain = 0.0  # seconds gained in rounds that were decided on for a whole batch
 
     def drop(self, drafter: str) -> None:
         """A drafter failed: never choose it again."""
@@ -63,12 +65,12 @@ class Controller:
         if self.trial not in self.arms:
             self.trial = None
 
-    def decide(self, limit: int, available: dict[str, bool] | None = None, others: int = 0) -> Decision:
+    def decide(self, limit: int, available: dict[str, int] | None = None, others: int = 0) -> Decision:
         """The next round, at most `limit` drafts deep, beside `others` sequences.
 
-        `available`: arms that have something to draft now.
+        `available`: how many drafts each arm may have now; those not in it as many as they like.
         """
-        self.limit, self.others = limit, others
+        self.limit, self.others, self.offers = limit, others, available or {}
         if limit <= 0 or not self.costs.known or self.plain_left > 0:
             self.plain_left -= 1
             self.trial = None
@@ -76,7 +78,7 @@ class Controller:
         if self._in_debt():
             self.current, self.trial = PLAIN, None
             return PLAIN
-        usable = [arm for arm in self.arms if available is None or available.get(arm, True)]
+        usable = [arm for arm in self.arms if self._most(arm)]
         choices = {None: (self.plain_rate(), PLAIN)} | {arm: self._best(arm) for arm in usable}
         rate, best = max(choices.values(), key=lambda choice: choice[0])
         kept_rate, kept = choices.get(self.current.arm, choices[None])
@@ -102,7 +104,7 @@ class Controller:
 
     def seconds_saved(self, tokens: int, seconds: float, plain: float) -> float:  # noqa: ARG002
         """What its ledger says."""
-        return self.saved
+        return self.saved + self.shared_gain
 
     def _best(self, arm: str) -> tuple[float, Decision]:
         """The depth that gives this arm most tokens per second of the whole batch, of those we can afford to lose."""
@@ -111,7 +113,7 @@ class Controller:
         kept = self.current if self.steady and arm == self.current.arm else PLAIN
         kept_rate = 0.0
         most = self._reserve() + (1 + STAKE) * self.costs.pass_seconds(sequences, sequences)
-        for index, chance in enumerate(self.seen[arm].survival(min(self.limit, self.arms[arm]))):
+        for index, chance in enumerate(self.seen[arm].survival(self._most(arm))):
             depth = index + 1
             tokens += chance
             drafting = self.costs.draft_seconds(drafter, depth) / sequences  # one call drafts for all who want it
@@ -123,6 +125,10 @@ class Controller:
             if tokens > best[0] * seconds:
                 best = (tokens / seconds, Decision(arm, depth))
         return (kept_rate, kept) if LEAD * kept_rate > best[0] else best
+
+    def _most(self, arm: str) -> int:
+        """Drafts that it may have in the next round."""
+        return min(self.limit, self.arms[arm], self.offers.get(arm, self.limit))
 
     def _in_debt(self) -> bool:
         return self._reserve() < 0
@@ -143,7 +149,7 @@ class Controller:
         """Has it waited long enough, and could it win at all?"""
         if self.waited[arm] < self.gap[arm]:
             return False
-        deepest, sequences = min(self.limit, self.arms[arm]), 1 + self.others
+        deepest, sequences = self._most(arm), 1 + self.others
         drafting = self.costs.draft_seconds(ARMS[arm].drafter, deepest) / sequences
         seconds = self.costs.pass_seconds(sequences + deepest, sequences) + drafting
         return (sequences + deepest) / seconds > self._current_rate()
@@ -168,6 +174,12 @@ class Controller:
             self.seen[arm].learn(drafted, accepted)
             self.priors.learn(arm, self.kind, drafted, accepted)
             self.waited[arm] = 0
+
+    def share(self, decision: Decision, drafted: int, accepted: int, gain: float) -> None:
+        """A round that was decided on for the whole batch: it is not charged to this sequence, only kept in mind."""
+        if decision.arm is not None:
+            self.watch(decision.arm, drafted, accepted)
+        self.shared_gain += gain
 
     def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:
         """What came of a round that took `seconds` in all."""

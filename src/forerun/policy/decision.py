@@ -34,8 +34,8 @@ class Policy(Protocol):
         """The arm in use, which a trial of another one returns to."""
         ...
 
-    def decide(self, limit: int, available: dict[str, bool] | None = None, others: int = 0) -> Decision:
-        """At most `limit` drafts, beside `others` sequences; `available`: which arms have something to draft now."""
+    def decide(self, limit: int, available: dict[str, int] | None = None, others: int = 0) -> Decision:
+        """At most `limit` drafts, beside `others` sequences; `available`: how many each arm may have now."""
         ...
 
     def tries(self, decision: Decision) -> bool:
@@ -48,6 +48,10 @@ class Policy(Protocol):
 
     def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:
         """What came of a round."""
+        ...
+
+    def share(self, decision: Decision, drafted: int, accepted: int, gain: float) -> None:
+        """What came of a round that was decided on for the whole batch; seconds gained on plain decoding."""
         ...
 
     def watch(self, arm: str, drafted: int, accepted: int) -> None:

@@ -20,7 +20,7 @@ class DepthPolicy:
         """The one arm it has."""
         return PLAIN if self.arm is None else Decision(self.arm.name, self._depth)
 
-    def decide(self, limit: int, available: dict[str, bool] | None = None, others: int = 0) -> Decision:  # noqa: ARG002
+    def decide(self, limit: int, available: dict[str, int] | None = None, others: int = 0) -> Decision:  # noqa: ARG002
         """The one arm it has, as deep as it thinks best."""
         depth = min(limit, self._depth if self.fixed is None else self.fixed)
         return PLAIN if self.arm is None or depth <= 0 else Decision(self.arm.name, depth)
@@ -35,12 +35,15 @@ class DepthPolicy:
 
     def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:  # noqa: ARG002
         """What came of a round."""
-        if drafted == 0 or self.arm is None or not self.arm.adapts:
+        if drafted == 0 or self.arm is None or not self.arm.adapts or decision.drafter != self.arm.drafter:
             return
         if accepted == drafted:
             self._depth = min(MAX_DEPTH, max(self._depth, 2 * drafted))
         else:
             self._depth = min(MAX_DEPTH, max(2, accepted + 2))
+
+    def share(self, decision: Decision, drafted: int, accepted: int, gain: float) -> None:
+        """Nobody decides for it."""
 
     def watch(self, arm: str, drafted: int, accepted: int) -> None:
         """Other arms do not concern it."""

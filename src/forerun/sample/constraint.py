@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-Masks = npt.NDArray[np.int32]  # [rows, ⌈vocab / 32⌉]: bit t % 32 of word t // 32 is set where token t is allowed
+from forerun.sample.masks import Masks
 
 
 class Constraint(Protocol):
@@ -26,7 +23,10 @@ class Constraint(Protocol):
         ...
 
     def forced(self, most: int) -> list[int]:
-        """Tokens that must come next, whatever the model thinks; at most so many. They are drafts that cost nothing."""
+        """Tokens of the only text that may come next, at most so many; a stop token may be the last.
+
+        They are drafts that cost nothing. The text may be cut into tokens in other ways, so they are checked like any.
+        """
         ...
 
     def commit(self, token: int) -> None:

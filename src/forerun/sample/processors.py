@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from forerun.sample.history import Ids
+from forerun.sample.masks import flags_of
 from forerun.sample.row import Row, check_best
 
 Floats = npt.NDArray[np.float64]
@@ -65,7 +66,7 @@ def process_numpy(logits: npt.NDArray[np.float32], row: Row, index: int) -> npt.
     with np.errstate(over="ignore"):  # an overflow to infinity is a value like any other; check_best sees it
         work[todo.bias_ids] = work[todo.bias_ids].astype(np.float64) + todo.bias
         if row.allowed is not None:
-            work[~row.allowed[: len(work)].cpu().numpy()] = MINUS_INFINITY
+            np.copyto(work, MINUS_INFINITY, where=~flags_of(row.allowed, len(work)))
         old = work[todo.seen].astype(np.float64)
         work[todo.seen] = np.where(old > 0, old / todo.repetition, old * todo.repetition)
         work[todo.answer_ids] = work[todo.answer_ids].astype(np.float64) - todo.amounts
@@ -85,7 +86,8 @@ def process_torch(logits: torch.Tensor, row: Row) -> None:
         ids = here(todo.bias_ids)
         logits[ids] = (logits[ids].double() + here(todo.bias)).float()
     if row.allowed is not None:
-        logits.masked_fill_(~row.allowed[: len(logits)].to(logits.device), MINUS_INFINITY)
+        allowed = torch.from_numpy(flags_of(row.allowed, len(logits)))
+        logits.masked_fill_(~allowed.to(logits.device), MINUS_INFINITY)
     if len(todo.seen):
         ids = here(todo.seen)
         old = logits[ids].double()

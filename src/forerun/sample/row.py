@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from forerun.errors import ForerunError
 from forerun.sample.history import TokenHistory
+from forerun.sample.masks import Words
 from forerun.sample.parameters import SamplingParams
 
 
@@ -25,7 +24,7 @@ class Row:
     history: TokenHistory  # committed tokens
     drafted: tuple[int, ...] = ()  # tokens after the history and before this row
     position: int = 0  # absolute index of the token to be emitted
-    allowed: torch.Tensor | None = None  # grammar mask, bool [V]
+    allowed: Words | None = None  # what a constraint lets through
 
 
 def check_best(best: float, row: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from forerun.engine.request import Request
-from forerun.engine.sequence import Emission, TextSink
+from forerun.engine.sequence import Emission, Logprob, TextSink
 from forerun.response import Response
 from forerun.sample.constraint import Constraint
 
@@ -34,7 +34,12 @@ class Ended:
 
 
 class Answer(Protocol):
-    """Iterate: the emissions of one round at a time, then one `Ended`; a failure is raised, for this answer alone."""
+    """Iterate: the emissions of a round, or of several where the reader is late, then one `Ended`.
+
+    A failure is raised, for this answer alone.
+    """
+
+    prompt_logprobs: Sequence[Logprob]  # from the first item on, where `Request.prompt_logprobs` asks for them
 
     def __aiter__(self) -> AsyncIterator[Sequence[Emission] | Ended]: ...
 
@@ -55,6 +60,7 @@ class EngineState:
     accepted_share: float | None = None  # of drafts, lately
     tokens_per_round: float | None = None
     arms: dict[str, int] = field(default_factory=dict)  # rounds of each arm since the start
+    warnings: Sequence[str] = ()  # what whoever runs the server should know: a drafter that is never right
 
 
 class EngineClient(Protocol):

@@ -31,6 +31,15 @@ class ServeSettings:
     served_name: str | None = field(default=None, metadata=_about(NETWORK, "Name of the model for clients."))
     page: bool = field(default=True, metadata=_about(NETWORK, "Serve the web page."))
     max_running: int = field(default=64, metadata=_about(ENGINE, "Answers in the making at once."))
+    tool_parser: str = field(
+        default="auto",
+        metadata=_about(
+            ENGINE, "How it writes tool calls: auto, none, hermes, qwen3_coder, gemma4, llama3_json or mistral."
+        ),
+    )
+    reasoning_parser: str = field(
+        default="auto", metadata=_about(ENGINE, "How it marks its thinking: auto, none, think, gemma4 or mistral.")
+    )
     max_queue: int = field(default=256, metadata=_about(LIMITS, "Answers that may wait; more get 429."))
     queue_timeout: float = field(default=120.0, metadata=_about(LIMITS, "Seconds a request may wait for its turn."))
     request_timeout: float = field(default=3600.0, metadata=_about(LIMITS, "Seconds a request may take in all."))

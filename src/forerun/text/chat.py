@@ -1,27 +1,128 @@
 """Prompts into tokens: chat templates, raw text, messages and ready-made ids.
 
-Chat templates are rendered by transformers, in jinja's immutable sandbox, and an ordinary prompt is tokenised exactly
-as `apply_chat_template` would. Control tokens are for the template to write: a message that contains the text of one
-(`<|im_end|>` ...) gets that text spelled out in ordinary tokens, so nobody can end a turn by typing it. With `raw` the
-whole text is the caller's, and control tokens in it count.
+Chat templates are rendered in jinja's immutable sandbox under limits (`template`), and an ordinary prompt is tokenised
+exactly as transformers' `apply_chat_template` would. Control tokens are for the template to write: text of users that
+contains one stays text (`guarded`). With `raw` the whole text is the caller's, and control tokens in it count.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
+from forerun.text.guarded import Guard, check_unicode, control_texts, map_strings, strings_in
+from forerun.text.habits import REASONING_NAMES, Messages, adapt, habits_of, text_of
+from forerun.text.messages import ROLES, check_messages
+from forerun.text.template import SECONDS, ChatTemplate, check_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, str]
-ROLES = ("system", "user", "assistant", "tool", "developer")
-# Added tokens spelled like this steer the model even where the tokenizer does not call them special.
-_LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
-_PRIVATE_USE = range(0xE000, 0xF900)
+# How thinking begins and ends, in the families that think.
+THINKING_MARKS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"))
+_CONTINUE = "\uf8ff\uf8fe\uf8ff"  # where the last message ends, so that nothing after it stays
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation ready for the model."""
+
+    ids: list[int]
+    text: str  # the same as text, what users typed as they typed it
+    thinking_open: bool  # the prompt ends inside a thinking block, so the answer begins there
+
+
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template_options: Mapping[str, Any] | None = None,
+    continue_last: bool = False,
+    seconds: float = SECONDS,
+) -> ChatPrompt:
+    """Messages and tools through the model's template, ready for the assistant's turn.
+
+    Messages as in `ChatJob.messages`: `content` is text, nothing or a list of text parts; arguments of calls are
+    objects. Tools are OpenAI's function objects. With `continue_last` the last message is the assistant's own beginning
+    and the answer goes on after it. Safe in any thread; `seconds` bounds the rendering as far as `template` says.
+    """
+    check_messages(messages)
+    template = chat_template(tokenizer, with_tools=bool(tools))
+    options = check_options(template_options or {}, template)
+    if continue_last and messages[-1]["role"] != "assistant":
+        raise ForerunError("only a message of the assistant's can be continued; the last one is not")
+    given = [*strings_in(list(messages)), *strings_in(list(tools or ())), *strings_in(options)]
+    check_unicode(given)
+    adapted, listed = adapt(messages, tools, habits_of(template.source, tokenizer.special_tokens_map))
+    guard = Guard(control_texts(tokenizer, template.source), given, template.source)
+    masked = [_masked(message, guard) for message in adapted]
+    values = {name: map_strings(value, guard.mask) for name, value in options.items()}
+    rendered = _render(template, masked, map_strings(listed, guard.mask), values, continue_last, seconds)
+    ids = guard.encode(tokenizer, rendered)
+    if not ids:
+        raise ForerunError("the prompt gives no tokens with this tokenizer; give some text")
+    last = messages[-1]
+    beginning = len(text_of(last.get("content")) + (last.get("reasoning_content") or "")) if continue_last else 0
+    return ChatPrompt(ids, guard.unmask(rendered), _thinking_open(rendered, beginning))
+
+
+def chat_template(tokenizer: PreTrainedTokenizerBase, *, with_tools: bool = False) -> ChatTemplate:
+    """The model's template; some models have one of their own for tools."""
+    if not tokenizer.chat_template:
+        raise ForerunError("this model has no chat template, so it cannot take messages; give the prompt as plain text")
+    try:
+        source = tokenizer.get_chat_template(None, [{}] if with_tools else None)
+    except ValueError as error:
+        raise ForerunError("this model has several chat templates, but no default one") from error
+    return ChatTemplate(str(source), tokenizer.special_tokens_map)
+
+
+def _masked(message: dict[str, Any], guard: Guard) -> dict[str, Any]:
+    masked: dict[str, Any] = {key: map_strings(value, guard.mask) for key, value in message.items() if key != "role"}
+    if message["role"] == "assistant":
+        # Its own thinking may still be in its text; templates look for these marks to leave it out.
+        allowed = THINKING_MARKS[0]
+        masked["content"] = map_strings(message["content"], lambda text: guard.mask(text, allow=allowed))
+    return {"role": message["role"], **masked}
+
+
+def _render(
+    template: ChatTemplate,
+    messages: Messages,
+    tools: Any,
+    options: Mapping[str, Any],
+    continue_last: bool,
+    seconds: float,
+) -> str:
+    if not continue_last:
+        return template.render(messages, tools=tools, options=options, seconds=seconds)
+    last = dict(messages[-1])
+    reasoning = not text_of(last["content"]) and bool(last.get("reasoning_content"))
+    if reasoning:
+        last |= {name: last[name] + _CONTINUE for name in REASONING_NAMES}
+    elif isinstance(last["content"], list):
+        last["content"] = [*last["content"][:-1], {"type": "text", "text": last["content"][-1]["text"] + _CONTINUE}]
+    else:
+        last["content"] += _CONTINUE
+    rendered = template.render([*messages[:-1], last], tools=tools, options=options, new_turn=False, seconds=seconds)
+    end = rendered.rfind(_CONTINUE)
+    if end < 0:
+        raise ForerunError("the model's chat template leaves out the last message, so it cannot be continued")
+    return rendered[:end]
+
+
+def _thinking_open(rendered: str, beginning: int) -> bool:
+    """Does the prompt end inside thinking? Only what the assistant's turn itself says counts."""
+    tail = rendered[-(beginning + 64) :] if beginning else rendered.rstrip()[-32:]
+    for start, end in THINKING_MARKS:
+        opened = tail.rfind(start)
+        if opened >= 0 and tail.rfind(end) < opened and (beginning or tail.endswith(start)):
+            return True
+    return False
 
 
 def encode_prompt(
@@ -42,14 +143,14 @@ def encode_prompt(
             return _encode_raw(tokenizer, prompt, system, raw)
         if not prompt.strip():
             raise ForerunError("the prompt is empty; give some text")
-        return _encode_chat(tokenizer, _with_system([{"role": "user", "content": prompt}], system))
+        return encode_chat(tokenizer, _with_system([{"role": "user", "content": prompt}], system)).ids
     items = list(prompt)
     if not items:
         raise ForerunError("the prompt is empty; give some text, messages or token ids")
     if all(isinstance(item, Mapping) for item in items):
         if raw:
             raise ForerunError("messages need the chat template; give plain text to use raw")
-        return _encode_chat(tokenizer, _with_system(_checked_messages(items), system))
+        return encode_chat(tokenizer, _with_system(_checked_messages(items), system)).ids
     if system is not None:
         raise ForerunError("a system prompt cannot be added to token ids; put its tokens into the prompt")
     return _checked_ids(items, len(tokenizer))
@@ -61,110 +162,11 @@ def _encode_raw(tokenizer: PreTrainedTokenizerBase, text: str, system: str | Non
         raise ForerunError(f"{reason}, so a system prompt has no place; put it into the prompt")
     if not text:
         raise ForerunError("the prompt is empty; give some text")
-    _check_unicode(text)
+    check_unicode([text])
     ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
-    return _not_empty(ids)
-
-
-def _encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    if not tokenizer.chat_template:
-        raise ForerunError("this model has no chat template, so it cannot take messages; give the prompt as plain text")
-    contents = [message["content"] for message in messages]
-    for content in contents:
-        _check_unicode(content)
-    written = [text for text in _control_texts(tokenizer) if any(text in content for content in contents)]
-    if written:
-        return _not_empty(_encode_guarded(tokenizer, messages, written))
-    rendered = _render(tokenizer, messages)
-    ids: list[int] = tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
-    return _not_empty(ids)
-
-
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
-    from jinja2 import TemplateError
-
-    try:
-        rendered = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-        )
-    # A template is a program of the model's: besides jinja's own errors it can fail like any Python expression.
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
-        detail = " ".join(str(error).split()) or type(error).__name__
-        raise ForerunError(f"the model's chat template cannot render these messages: {detail}") from error
-    return str(rendered)
-
-
-def _encode_guarded(tokenizer: PreTrainedTokenizerBase, messages: list[Message], written: list[str]) -> list[int]:
-    """Encodes messages that contain the text of control tokens, which then stay text.
-
-    The texts are masked before rendering, so every control token found in the result is the template's. Those keep
-    their ids; the stretches between them, unmasked again, are encoded as a tokenizer without added tokens would. That
-    is also how a tokenizer works: it cuts at its added tokens first.
-    """
-    mask = _unused_character([*(message["content"] for message in messages), str(tokenizer.chat_template)])
-    pattern = re.compile("|".join(re.escape(text) for text in sorted(written, key=len, reverse=True)))
-    masked = [
-        {**message, "content": pattern.sub(lambda found: f"{mask}{written.index(found[0])}{mask}", message["content"])}
-        for message in messages
-    ]
-    rendered = _render(tokenizer, masked)
-    encoded = tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    ids: list[int] = []
-    begin = 0
-    for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        if token in added and added[token].content in rendered[start:end]:
-            ids += _encode_plain(tokenizer, _unmask(rendered[begin:start], mask, written), first=begin == 0)
-            ids.append(token)
-            begin = end
-    return ids + _encode_plain(tokenizer, _unmask(rendered[begin:], mask, written), first=begin == 0)
-
-
-def _unmask(text: str, mask: str, written: Sequence[str]) -> str:
-    return re.sub(f"{mask}([0-9]+){mask}", lambda found: written[int(found[1])], text)
-
-
-def _encode_plain(tokenizer: PreTrainedTokenizerBase, text: str, *, first: bool) -> list[int]:
-    """Ids of a stretch of text, added tokens in it read as ordinary characters."""
-    if not text:
-        return []
-    backend = tokenizer.backend_tokenizer
-    if backend.normalizer is not None:
-        text = backend.normalizer.normalize_str(text)
-    splitter = _splitter(backend.pre_tokenizer, first=first)
-    pieces = [piece for piece, _ in splitter.pre_tokenize_str(text)] if splitter is not None else [text]
-    return [token.id for piece in pieces for token in backend.model.tokenize(piece)]
-
-
-def _splitter(pre_tokenizer: Any, *, first: bool) -> Any:
-    """The pre-tokenizer; one that puts a space before the first stretch of a text must not do so for later ones."""
-    from tokenizers.pre_tokenizers import Metaspace
-
-    if first or not isinstance(pre_tokenizer, Metaspace) or pre_tokenizer.prepend_scheme != "first":
-        return pre_tokenizer
-    return Metaspace(replacement=pre_tokenizer.replacement, prepend_scheme="never", split=pre_tokenizer.split)
-
-
-def _control_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
-    return [token.content for token in added if token.special or _LOOKS_LIKE_CONTROL.fullmatch(token.content)]
-
-
-def _unused_character(texts: Iterable[str]) -> str:
-    """A private-use character that none of the texts contains."""
-    used = set().union(*texts)
-    for code in _PRIVATE_USE:
-        if chr(code) not in used:
-            return chr(code)
-    raise ForerunError("the prompt uses every private-use character and a control token's text; remove the latter")
+    if not ids:
+        raise ForerunError("the prompt gives no tokens with this tokenizer; give some text")
+    return ids
 
 
 def _with_system(messages: list[Message], system: str | None) -> list[Message]:
@@ -195,16 +197,3 @@ def _checked_ids(ids: Sequence[Any], vocabulary: int) -> list[int]:
         if not 0 <= token < vocabulary:
             raise ForerunError(f"the prompt has token id {token}, but the tokenizer's ids are 0 to {vocabulary - 1}")
     return list(ids)
-
-
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ForerunError("the prompt is not valid Unicode text; give it as UTF-8") from error
-
-
-def _not_empty(ids: list[int]) -> list[int]:
-    if not ids:
-        raise ForerunError("the prompt gives no tokens with this tokenizer; give some text")
-    return ids

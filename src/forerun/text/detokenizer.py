@@ -2,7 +2,8 @@
 
 The text of an answer is what decoding prompt and answer together adds to decoding the prompt: tokenizers that drop the
 first space of a text (sentencepiece and its kin) keep the space in front of the answer's first word. Special tokens
-give no text. `clean_up_tokenization_spaces` is off: it rewrites text already shown, and spoils code.
+give no text, but for those that are asked for: tool calls and thinking are marked with some.
+`clean_up_tokenization_spaces` is off: it rewrites text already shown, and spoils code.
 
 Two ways. Byte-level tokenizers (GPT-2, Llama 3, Qwen, SmolLM ...) write bytes: each token's bytes go through an
 incremental UTF-8 decoder, and the answer's text equals `tokenizer.decode(answer)` to the letter, broken bytes included.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,11 +37,17 @@ class Detokenizer:
     held back at the end, `held` shows; the answer may go on after that as if nobody had looked.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = (), shown: Collection[str] = ()
+    ) -> None:
+        """`shown`: special tokens that do give their text."""
         backend = tokenizer.backend_tokenizer
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in added.items() if token.special)
-        decoders = _decoder_names(backend)
+        self._shown: dict[int, str] = {
+            index: added[index].content for index in self._special if added[index].content in shown
+        }
+        decoders = decoder_names(backend)
         self._text: _TextSource
         if decoders == ["ByteLevel"]:
             self._text = _ByteLevelText(backend)
@@ -51,6 +58,8 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The characters that this token completes; empty for special tokens and in the middle of a character."""
+        if token in self._shown:
+            return self._text.interrupt() + self._shown[token]
         return "" if token in self._special else self._text.push(token)
 
     def held(self) -> str:
@@ -62,6 +71,10 @@ class _TextSource(Protocol):
     def push(self, token: int) -> str: ...
 
     def held(self) -> str: ...
+
+    def interrupt(self) -> str:
+        """What was held, as it will stay: a token of another kind comes."""
+        ...
 
 
 class _Utf8:
@@ -94,7 +107,7 @@ class _ByteLevelText:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._byte_of = _byte_spelling()
+        self._byte_of = byte_spelling()
         self._utf8 = _Utf8(mark_every_byte=False)
 
     def push(self, token: int) -> str:
@@ -102,6 +115,9 @@ class _ByteLevelText:
 
     def held(self) -> str:
         return self._utf8.held()
+
+    def interrupt(self) -> str:
+        return self._utf8.flush()
 
     def _bytes_of(self, token: int) -> bytes:
         spelled: str = self._backend.id_to_token(token) or ""
@@ -137,6 +153,9 @@ class _ContextText:
     def held(self) -> str:
         return (self._fresh_text() if self._waiting else "") + self._utf8.held()
 
+    def interrupt(self) -> str:
+        return self._show_waiting() + self._utf8.flush()
+
     def _fallback_byte(self, token: int) -> bytes | None:
         if not self._byte_fallback:
             return None
@@ -158,7 +177,7 @@ class _ContextText:
         return text
 
 
-def _decoder_names(backend: Any) -> list[str]:
+def decoder_names(backend: Any) -> list[str]:
     """The kinds of decoder in the tokenizer's decoding pipeline, in order."""
     if backend.decoder is None:
         return []
@@ -167,7 +186,7 @@ def _decoder_names(backend: Any) -> list[str]:
     return [step["type"] for step in steps]
 
 
-def _byte_spelling() -> dict[str, int]:
+def byte_spelling() -> dict[str, int]:
     """The byte-level alphabet: printable Latin-1 characters stand for themselves, the others for U+0100 onwards."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)

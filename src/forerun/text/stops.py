@@ -27,17 +27,17 @@ class StopStrings:
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._matchers = [_Matcher(stop) for stop in _checked(stops)]
         self._held = ""
-        self._hit = False
+        self.found: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """Takes the next piece; returns the text that is safe to show now, and whether a stop string was found."""
-        if self._hit:
+        if self.found is not None:
             return "", True
         for index, character in enumerate(text):
             found = self._advance(character)
             if found:
-                self._hit = True
                 seen = self._held + text[: index + 1]
+                self.found = seen[len(seen) - found :]
                 self._held = ""
                 return seen[: len(seen) - found], True
         seen = self._held + text

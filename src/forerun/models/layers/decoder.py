@@ -116,12 +116,19 @@ class Decoder:
         hidden = kernels.rms_norm(x, self.norm, self.config.eps)
         wanted = hidden if batch.wanted is None else hidden[batch.wanted]
         features = torch.cat([*(tapped[tap] for tap in self.taps), hidden], dim=1) if batch.features else None
-        logits = kernels.logits(wanted, self.head)
+        return Output(self._logits(wanted), features)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Of rows that were run, by their features: float32 [rows, vocabulary]."""
+        return self._logits(features[:, -self.config.hidden :].contiguous())
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.kernels.logits(hidden, self.head)
         if self.config.softcap:
-            logits = kernels.soft_cap(logits, self.config.softcap)
+            logits = self.kernels.soft_cap(logits, self.config.softcap)
         if self.never is not None:
             logits.index_fill_(1, self.never, float("-inf"))
-        return Output(logits, features)
+        return logits
 
     def embed(self, tokens: Tensor) -> Tensor:
         """What the first layer reads of tokens [rows]: [rows, hidden]."""

@@ -46,6 +46,14 @@ class MtpHead:
         assert isinstance(self.block.mixer, AttentionMixer)
         return self.block.mixer.spec.layout
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its own matrices; the embedding is the target's, and so is an output matrix without a vocabulary."""
+        own = [*self.block.matrices(), self.fc]
+        own += [] if self.fuse_matrix is None else [self.fuse_matrix]
+        own += [] if self.vocabulary is None else [self.output]
+        return sum(matrix.bytes for matrix in own)
+
     def fuse(self, features: Tensor, prefill: bool) -> Tensor:
         """Features of the target [rows, (taps + 1) · hidden] → [rows, hidden]."""
         if self.fuse_matrix is None:

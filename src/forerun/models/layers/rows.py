@@ -139,3 +139,7 @@ class Target(Protocol):
     def forward(self, batch: Pass) -> Output:
         """Run all rows; keys and values of every row are written to its sequence's pages."""
         ...
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Of rows that were run, by their features: float32 [rows, vocabulary]."""
+        ...

@@ -1,0 +1,142 @@
+"""A small HTTP client on asyncio's streams for load tests: cheap enough that 64 clients do not slow the server down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from forerun.errors import ForerunError
+
+LONGEST_LINE = 16 << 20  # bytes; a line of a stream holds all that one round gave
+
+
+class HttpError(ForerunError):
+    """The server refused."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"the server answers {status}: {message}")
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is, and its key."""
+
+    host: str
+    port: int
+    secure: bool = False
+    path: str = ""  # before /v1
+    key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, url: str, key: str | None = None) -> Address:
+        """From http://127.0.0.1:8000, with or without /v1."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ForerunError(f"--url {url}: give an address such as http://127.0.0.1:8000")
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
+        return cls(parts.hostname, port, secure, parts.path.rstrip("/").removesuffix("/v1"), key)
+
+    async def get(self, path: str) -> Any:
+        """A JSON document."""
+        async with self._request("GET", path, None) as response:
+            return json.loads(await response.read())
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """A JSON document for another."""
+        async with self._request("POST", path, body) as response:
+            return json.loads(await response.read())
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Server-sent events up to [DONE]. Close it (`aclosing`) to hang up."""
+        async with self._request("POST", path, body) as response:
+            async for line in response.lines():
+                if line.startswith(b"data:"):
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        return
+                    event: dict[str, Any] = json.loads(data)
+                    if "error" in event:
+                        raise ForerunError(f"the server stopped: {event['error']}")
+                    yield event
+
+    @contextlib.asynccontextmanager
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> AsyncIterator[Response]:
+        data = b"" if body is None else json.dumps(body).encode()
+        try:
+            reader, writer = await asyncio.open_connection(
+                self.host, self.port, ssl=self.secure or None, limit=LONGEST_LINE
+            )
+        except OSError as error:
+            raise ForerunError(f"no answer from {self.host}:{self.port}: {error}") from error
+        try:
+            writer.write(self._head(method, path, len(data)) + data)
+            await writer.drain()
+            response = await Response.begin(reader)
+            if response.status != 200:
+                raise HttpError(response.status, _complaint(await response.read()))
+            yield response
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise ForerunError(f"the connection to {self.host}:{self.port} broke: {error!r}") from error
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    def _head(self, method: str, path: str, length: int) -> bytes:
+        lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Connection: close"]
+        lines += [f"Content-Length: {length}", "Content-Type: application/json"]
+        if self.key is not None:
+            lines.append(f"Authorization: Bearer {self.key}")
+        return "\r\n".join([*lines, "", ""]).encode()
+
+
+@dataclass(slots=True)
+class Response:
+    """The body of a response whose head was read."""
+
+    status: int
+    headers: dict[str, str]
+    reader: asyncio.StreamReader
+
+    @classmethod
+    async def begin(cls, reader: asyncio.StreamReader) -> Response:
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in lines if line)
+        return cls(int(first.split()[1]), {name.lower(): value.strip() for name, _, value in pairs}, reader)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """As they come: chunks, or all of it."""
+        if self.headers.get("transfer-encoding", "").lower() != "chunked":
+            yield await self.reader.read(-1)
+            return
+        while size := int((await self.reader.readuntil(b"\r\n")).split(b";")[0], 16):
+            yield await self.reader.readexactly(size)
+            await self.reader.readexactly(2)
+
+    async def read(self) -> bytes:
+        """All of it."""
+        return b"".join([part async for part in self.parts()])
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Whole lines, wherever the chunks were cut."""
+        rest = b""
+        async for part in self.parts():
+            *whole, rest = (rest + part).split(b"\n")
+            for line in whole:
+                yield line
+        if rest:
+            yield rest
+
+
+def _complaint(data: bytes) -> str:
+    try:
+        return str(json.loads(data)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return data[:200].decode("utf-8", "replace")

@@ -1,0 +1,125 @@
+"""What serving costs: the same requests straight through an engine and through HTTP, in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from argparse import ArgumentParser, Namespace
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import forerun
+from forerun.bench.child_server import ChildServer
+from forerun.bench.http_client import Address
+from forerun.bench.http_load import ARMS, Answer, Job, LoadCell, ask, closed_loop, compare, make_jobs, to_data
+from forerun.bench.statistics import Interval, median
+from forerun.bench.workloads import load_workloads
+from forerun.engine.sequence import Status
+from forerun.language_model import Generation, LanguageModel
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """What to serve, and to how many."""
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--clients", default="1,4,16")
+    parser.add_argument("--turns", type=int, default=3)
+
+
+def measure(options: Namespace) -> dict[str, Any]:
+    """Engine and server in turns, arm by arm. `overhead` is the share of the engine's own rate that serving takes."""
+    model = forerun.load(options.model)
+    cells: list[LoadCell] = []
+    results: list[dict[str, Any]] = []
+    with ChildServer(options.model) as server:
+        for clients in map(int, options.clients.split(",")):
+            jobs = make_jobs(load_workloads(), 0.0, clients, full=False)
+            row = {arm: LoadCell(clients, arm, 0.0) for arm in ARMS}
+            alone: dict[str, list[float]] = defaultdict(list)
+            texts: dict[str, str] = {}
+            warm_up(model, server.address, jobs[0])
+            for turn in range(options.turns):
+                for arm in ARMS if turn % 2 == 0 else reversed(ARMS):
+                    rate, said = run_engine(model, jobs, clients, arm)
+                    alone[arm].append(rate)
+                    texts |= said
+                    run_server(server.address, jobs, clients, row[arm])
+            compare(row)
+            cells += row.values()
+            for arm, cell in row.items():
+                same = all(answer.text == texts[name] for name, answer in cell.answers)
+                results.append(result(cell, alone[arm], same))
+    for line in results:
+        print(report_line(line))
+    return {"overhead": results, "served": to_data(cells)}
+
+
+def warm_up(model: LanguageModel, server: Address, job: Job) -> None:
+    """Everybody once, unmeasured."""
+    for arm in ARMS:
+        run_engine(model, [job], 1, arm)
+        asyncio.run(ask(server, job, arm))
+
+
+def run_server(server: Address, jobs: Sequence[Job], clients: int, cell: LoadCell) -> None:
+    """One turn through HTTP."""
+    answers, seconds = asyncio.run(closed_loop(jobs, clients, partial(ask, server, arm=cell.arm)))
+    cell.rates.append(tokens_of([answer for _, answer in answers]) / seconds)
+    cell.answers += answers
+
+
+def run_engine(model: LanguageModel, jobs: Sequence[Job], clients: int, arm: str) -> tuple[float, dict[str, str]]:
+    """One turn of the same closed loop without a server: tokens per second, and the texts."""
+    waiting, tokens, texts = list(reversed(jobs)), 0, dict[str, str]()
+    running: list[tuple[str, Generation]] = []
+    began = time.perf_counter()
+    while waiting or running:
+        while waiting and len(running) < clients:
+            job = waiting.pop()
+            running.append((job.id, start(model, job, arm)))
+        with model.engine.owner:
+            model.engine.step()
+        for name, generation in [entry for entry in running if entry[1].sequence.status is Status.FINISHED]:
+            running.remove((name, generation))
+            with generation:
+                texts[name] = "".join(chunk.text for chunk in generation)
+                tokens += len(generation.sequence.answer)
+    return tokens / (time.perf_counter() - began), texts
+
+
+def start(model: LanguageModel, job: Job, arm: str) -> Generation:
+    """A request as the server would make it."""
+    return model.start(job.messages, max_tokens=job.max_tokens, temperature=job.temperature, seed=job.seed, draft=arm)
+
+
+def result(cell: LoadCell, alone: Sequence[float], same: bool) -> dict[str, Any]:
+    """Rates of both, and the overhead turn by turn; none where a text differs."""
+    overhead: Interval | None = None
+    if same:
+        overhead = median([1 - served / engine for served, engine in zip(cell.rates, alone, strict=True)])
+    return {
+        "clients": cell.clients,
+        "arm": cell.arm,
+        "engine_tokens_per_second": median(alone).value,
+        "served_tokens_per_second": cell.tokens_per_second,
+        "overhead": None if overhead is None else overhead.value,
+        "interval": None if overhead is None else [overhead.low, overhead.high],
+        "auto_over_off": None if cell.ratio is None else cell.ratio.value,
+        "same_texts": same,
+    }
+
+
+def report_line(line: dict[str, Any]) -> str:
+    """For people."""
+    overhead = "texts differ" if line["overhead"] is None else f"overhead {100 * line['overhead']:.1f} %"
+    ratio = "" if line["auto_over_off"] is None else f", {line['auto_over_off']:.2f}× off"
+    return (
+        f"{line['clients']:3} clients, {line['arm']:4}: engine {line['engine_tokens_per_second']:.1f} tok/s, "
+        f"served {line['served_tokens_per_second']:.1f} tok/s, {overhead}{ratio}"
+    )
+
+
+def tokens_of(answers: Sequence[Answer]) -> int:
+    """Of all of them."""
+    return sum(answer.tokens for answer in answers)

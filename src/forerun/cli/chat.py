@@ -1,0 +1,159 @@
+"""`forerun chat`: a conversation in the terminal, with a model in this process or with a server."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from forerun.cli.chat_loop import ChatLoop, Read
+from forerun.cli.chat_session import Session
+from forerun.cli.chat_talkers import LocalTalker, Talker
+from forerun.cli.generation_flags import with_generation_flags
+from forerun.cli.options import (
+    MODEL_PANEL,
+    OUTPUT_PANEL,
+    Device,
+    DraftModel,
+    Dtype,
+    Head,
+    MaxContext,
+    Precision,
+    Quantization,
+    Quantize,
+    Quiet,
+    require_positive,
+)
+from forerun.cli.terminal_progress import terminal_progress
+from forerun.errors import ForerunError
+from forerun.options import GenerationOptions
+from forerun.weights.home import forerun_home
+
+HISTORY_LINES = 1000
+
+
+@with_generation_flags
+def chat(
+    *,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name; default: smollm2."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="The same, as a flag.", rich_help_panel=MODEL_PANEL)
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="Chat with a server, such as http://127.0.0.1:8000.", rich_help_panel=MODEL_PANEL),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="FORERUN_API_KEY", help="The server's key.", rich_help_panel=MODEL_PANEL),
+    ] = None,
+    options: GenerationOptions,
+    draft_model: DraftModel = None,
+    head: Head = None,
+    device: Device = "auto",
+    dtype: Dtype = Precision.auto,
+    quantize: Quantize = Quantization.auto,
+    max_context: MaxContext = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="No markdown: the text as it comes.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
+    colour: Annotated[
+        bool,
+        typer.Option("--colour", "--color", help="Colour each token by its drafter.", rich_help_panel=OUTPUT_PANEL),
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Talk to a model. /help lists the commands; without a terminal every line of stdin is a message."""
+    if name is not None and model is not None and name != model:
+        raise ForerunError(f"two models are named, {name!r} and --model {model!r}: give one of them")
+    if options.raw:
+        raise ForerunError("--raw uses no chat template, and a chat needs one: use forerun generate --raw")
+    if head is not None and draft_model is not None:
+        raise ForerunError("--head and --draft-model name two drafters: drop one of them")
+    require_positive("--max-context", max_context)
+    options.sampling()  # a typing mistake should not cost a model load
+    # Flags that were not given come as empty lists; None is what the library calls that.
+    options = replace(
+        options, logit_bias=options.logit_bias or None, suppress=options.suppress or None, stop=options.stop or None
+    )
+    wanted = name or model
+    loading: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype.value,
+        "quantize": quantize.value,
+        "max_context": max_context,
+        "draft_model": draft_model,
+        "head": "auto" if head is None else head,
+    }
+    talker = _server(url, api_key, wanted, loading) if url is not None else _engine(wanted or "smollm2", loading, quiet)
+    talker.check(options)
+    session = Session(talker, replace(options, system=None), system=options.system, colour=colour)
+    _talk(session, plain=plain, quiet=quiet)
+
+
+def _engine(model: str, loading: dict[str, Any], quiet: bool) -> Talker:
+    import forerun
+
+    progress = terminal_progress(quiet)
+    return LocalTalker(forerun.load(model, progress=progress, **loading), model, progress)
+
+
+def _server(url: str, api_key: str | None, model: str | None, loading: dict[str, Any]) -> Talker:
+    defaults = {"device": "auto", "dtype": "auto", "quantize": "auto", "head": "auto"}
+    given = [flag for flag, value in loading.items() if value != defaults.get(flag)]
+    if model is not None or given:
+        what = "a model" if model is not None else "--" + given[0].replace("_", "-")
+        raise ForerunError(f"--url: the server has its model already: drop {what}")
+    from forerun.cli.chat_remote import RemoteTalker
+
+    return RemoteTalker(url, api_key)
+
+
+def _talk(session: Session, *, plain: bool, quiet: bool) -> None:
+    from rich.console import Console
+
+    out, notes = Console(highlight=False), Console(stderr=True, highlight=False)
+    watched = sys.stdin.isatty() and sys.stdout.isatty()
+    if watched and not quiet:
+        notes.print(f"{session.talker.name} · /help for commands", style="dim", markup=False)
+    with _history() if watched else contextlib.nullcontext(_read_pipe) as read:
+        loop = ChatLoop(session, read, out, notes, plain=plain, quiet=quiet)
+        loop.run()
+    if loop.failures and not watched:
+        raise typer.Exit(2)
+
+
+def _read_pipe(_: str) -> str:
+    """A line of stdin, without a prompt that would end up in the output."""
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")
+
+
+@contextlib.contextmanager
+def _history() -> Iterator[Read]:
+    """`input` with the lines of earlier chats, where readline is there; they are kept for the user alone."""
+    try:
+        import readline
+    except ImportError:  # Windows
+        yield input
+        return
+    file = forerun_home() / "chat_history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(HISTORY_LINES)
+    try:
+        yield input
+    finally:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch(mode=0o600)
+            readline.write_history_file(file)

@@ -1,0 +1,132 @@
+"""The loop of `forerun chat`: read a message, answer it, say what it took; Ctrl-C stops an answer, twice it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from forerun.cli.chat_screen import (
+    AnswerScreen,
+    ColourScreen,
+    MarkdownScreen,
+    PlainScreen,
+    arm_style,
+    outcome_line,
+)
+from forerun.cli.chat_session import Again, Leave, Session
+from forerun.cli.chat_talkers import Piece
+from forerun.errors import ForerunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+QUOTES = '"""'
+Read = Callable[[str], str]  # a line for a prompt; EOFError at the end
+
+
+class ChatLoop:
+    """Runs until the user leaves. `notes` is where everything goes that is not an answer."""
+
+    def __init__(self, session: Session, read: Read, out: Console, notes: Console, *, plain: bool, quiet: bool) -> None:
+        self._session, self._read, self._out, self._notes = session, read, out, notes
+        self._plain, self._quiet = plain, quiet
+        self._pressed = False  # Ctrl-C, since the last line that was typed
+        self.failures = 0
+
+    def run(self) -> None:
+        """Everything until the end of input."""
+        while True:
+            try:
+                message = self._message()
+                self._pressed = False
+                self._take(message)
+            except (EOFError, Leave):
+                return
+            except KeyboardInterrupt:
+                if self._pressed:
+                    return
+                self._pressed = True
+                self._note("\nCtrl-C again leaves")
+            except ForerunError as error:
+                self.failures += 1
+                self._notes.print(f"forerun: {error}", markup=False, soft_wrap=True)
+
+    def _message(self) -> str:
+        """One line, or the lines between two times three quotes."""
+        line = self._read("> ")
+        if not line.lstrip().startswith(QUOTES):
+            return line.strip()
+        lines = [line.lstrip().removeprefix(QUOTES)]
+        while not lines[-1].rstrip().endswith(QUOTES):
+            lines.append(self._read(". "))
+        lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+        return "\n".join(lines).strip("\n")
+
+    def _take(self, message: str) -> None:
+        if message.startswith("/"):
+            try:
+                said = self._session.obey(message)
+            except Again:
+                self._regenerate()
+            else:
+                if said:
+                    self._notes.print(said, markup=False, highlight=False, soft_wrap=True)
+        elif message:
+            self._session.turns.append({"role": "user", "content": message})
+            try:
+                self._answer()
+            except ForerunError:
+                self._session.turns.pop()  # as if it had not been said: the next one may fit
+                raise
+
+    def _regenerate(self) -> None:
+        options = self._session.options
+        if options.temperature == 0 or options.seed is not None:
+            self._note("the same text will come: /set temperature=0.8 or another seed changes that")
+        self._answer()
+
+    def _answer(self) -> None:
+        session, arms = self._session, dict[str, None]()
+        screen, text = self._screen(), list[str]()
+
+        def follow(pieces: Iterable[Piece]) -> None:
+            for piece in pieces:
+                arms.setdefault(piece.arm)
+                if not piece.thought:
+                    text.append(piece.text)
+                screen.show(piece)
+
+        with session.talker.answer(session.messages, session.options) as reply:
+            try:
+                follow(reply)
+            except KeyboardInterrupt:
+                self._pressed = True
+                follow(reply.rest())
+            finally:
+                screen.end()
+            outcome = reply.outcome()
+        session.turns.append({"role": "assistant", "content": "".join(text)})
+        session.totals.add(outcome)
+        self._note(("stopped · " if self._pressed else "") + outcome_line(outcome))
+        if session.colour:
+            self._legend([arm for arm in arms if arm])
+        for warning in outcome.warnings:
+            self._notes.print(f"forerun: warning: {warning}", markup=False, soft_wrap=True)
+
+    def _screen(self) -> AnswerScreen:
+        terminal = self._out.is_terminal
+        if terminal and self._session.colour:
+            return ColourScreen(self._out)
+        if terminal and not self._plain:
+            return MarkdownScreen(self._out)
+        return PlainScreen(self._out.file, terminal)
+
+    def _legend(self, arms: list[str]) -> None:
+        from rich.text import Text
+
+        parts = [Text("the model"), *(Text(arm, style=arm_style(arm)) for arm in arms)]
+        self._notes.print(Text(" · ").join(parts))
+
+    def _note(self, text: str) -> None:
+        if not self._quiet:
+            self._notes.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,183 @@
+"""`forerun chat --url`: a server answers, over its OpenAI-compatible stream."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from forerun.cli.chat_talkers import Message, Outcome, Piece
+from forerun.errors import ForerunError
+from forerun.options import GenerationOptions
+
+CONNECT_SECONDS = 600.0  # a prompt may take long to read; a server that is gone refuses at once
+LOCAL_ONLY = ("raw", "lang_bias", "suppress", "accept")  # what a request over HTTP has no field for
+SENT = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+
+
+class RemoteTalker:
+    """A server at an address such as http://127.0.0.1:8000, with or without /v1."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ForerunError(f"--url {url}: give an address such as http://127.0.0.1:8000")
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._base = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+        self._address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        models = json.loads(self._ask("GET", "/models").read())
+        self.name = str(models["data"][0]["id"])
+
+    def check(self, options: GenerationOptions) -> None:
+        options.sampling()
+        for entry in fields(options):
+            if entry.name in LOCAL_ONLY and getattr(options, entry.name) != entry.default:
+                raise ForerunError(f"{entry.name} cannot be sent to a server: drop it, or chat without --url")
+
+    def answer(self, messages: Sequence[Message], options: GenerationOptions) -> RemoteReply:
+        self.check(options)
+        return RemoteReply(self._ask("POST", "/chat/completions", self._body(messages, options)))
+
+    def _body(self, messages: Sequence[Message], options: GenerationOptions) -> dict[str, Any]:
+        """Temperature is always sent: a server's own default is another one than ours."""
+        defaults = GenerationOptions()
+        body: dict[str, Any] = {
+            "model": self.name,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": options.temperature,
+            "return_token_details": True,
+        }
+        body |= {name: getattr(options, name) for name in SENT if getattr(options, name) != getattr(defaults, name)}
+        if options.max_tokens is not None:
+            body["max_completion_tokens"] = options.max_tokens
+        if options.stops:
+            body["stop"] = list(options.stops)
+        if options.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in options.logit_bias.items()}
+        if (options.draft, options.draft_tokens) != (defaults.draft, defaults.draft_tokens):
+            depth = {} if options.draft_tokens == "auto" else {"depth": options.draft_tokens}
+            body["speculative"] = {"draft": options.draft, **depth}
+        return body
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HTTPResponse:
+        """A response whose status is good; anything else is one line."""
+        kind = HTTPSConnection if self._secure else HTTPConnection
+        connection = kind(self._host, self._port, timeout=CONNECT_SECONDS)
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, self._base + path, data, self._headers)
+            response = connection.getresponse()
+        except (OSError, HTTPException) as error:
+            raise ForerunError(f"no answer from {self._address}: {error or type(error).__name__}") from error
+        if response.status != 200:
+            raise ForerunError(f"{self._address} answers {response.status}: {_complaint(response.read())}")
+        return response
+
+
+class RemoteReply:
+    """A stream of chunks."""
+
+    def __init__(self, response: HTTPResponse) -> None:
+        self._response = response
+        self._summary: dict[str, Any] = {}
+        self._pieces, self._cut, self._began = 0, False, 0.0
+
+    def __iter__(self) -> Iterator[Piece]:
+        for event in events(self._response):
+            if "error" in event:
+                raise ForerunError(f"the server stopped: {_message(event)}")
+            for name in ("usage", "forerun"):
+                if event.get(name) is not None:
+                    self._summary[name] = event[name]
+            for choice in event.get("choices") or ():
+                self._cut = self._cut or choice.get("finish_reason") == "length"
+                for piece in pieces(choice):
+                    self._began = self._began or time.perf_counter()
+                    self._pieces += 1
+                    yield piece
+
+    def rest(self) -> Iterator[Piece]:
+        """What the server has sent and nobody has read is not worth waiting for."""
+        return iter(())
+
+    def outcome(self) -> Outcome:
+        own: dict[str, Any] = self._summary.get("forerun") or {}
+        usage: dict[str, Any] = self._summary.get("usage") or {}
+        return Outcome(
+            tokens=usage.get("completion_tokens", self._pieces),
+            tokens_per_second=own.get("tokens_per_second"),
+            tokens_per_round=own.get("tokens_per_round"),
+            seconds_saved=own.get("seconds_saved"),
+            seed=own.get("seed"),
+            guaranteed=own.get("guaranteed"),
+            length=self._cut,
+            warnings=own.get("warnings", []),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._response.close()  # the server notices and stops the work
+
+
+def pieces(choice: Mapping[str, Any]) -> Iterator[Piece]:
+    """Of one choice of a chunk. The tokens of a chunk come with where they are from."""
+    delta = choice.get("delta") or {}
+    thought = delta.get("reasoning_content") or delta.get("reasoning")
+    if thought:
+        yield Piece(thought, thought=True)
+    content = delta.get("content")
+    if not content:
+        return
+    tokens = [token for token in choice.get("token_details") or () if token.get("text")]
+    if "".join(token["text"] for token in tokens) == content:
+        for token in tokens:
+            yield Piece(token["text"], _drafter(token))
+    else:  # text that was held back, or tokens that share a character
+        arms = {_drafter(token) for token in tokens}
+        yield Piece(content, arms.pop() if len(arms) == 1 else "")
+
+
+def _drafter(token: Mapping[str, Any]) -> str:
+    """Who drafted a token; nobody, where the model itself chose it."""
+    source = str(token.get("source", ""))
+    return "" if source == "model" else source
+
+
+def events(stream: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events, up to [DONE]; comments are pings."""
+    try:
+        for line in stream:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                yield json.loads(data)
+    except (OSError, HTTPException, ValueError) as error:
+        raise ForerunError(f"the connection broke: {error or type(error).__name__}") from error
+
+
+def _complaint(data: bytes) -> str:
+    """The message in an error's body, or its beginning."""
+    try:
+        return _message(json.loads(data))
+    except (ValueError, AttributeError):
+        return data[:200].decode("utf-8", "replace")
+
+
+def _message(body: Mapping[str, Any]) -> str:
+    error = body.get("error")
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error or body)

@@ -1,0 +1,152 @@
+"""Who answers in `forerun chat`: the protocol, and an engine in this process. `chat_remote` has a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from forerun.options import GenerationOptions
+from forerun.serve.parsing.pieces import AnswerParser, Content, Reasoning
+from forerun.serve.parsing.pieces import Piece as ParsedPiece
+
+if TYPE_CHECKING:
+    from forerun.language_model import Generation, LanguageModel
+    from forerun.progress import Progress
+    from forerun.response import Chunk
+
+Message = Mapping[str, str]  # role and content
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text of an answer."""
+
+    text: str
+    arm: str = ""  # who drafted it; empty: the model itself chose it
+    thought: bool = False  # not part of what it says
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an answer took. None: not known, as of an answer that was stopped on a server."""
+
+    tokens: int
+    tokens_per_second: float | None = None
+    tokens_per_round: float | None = None
+    seconds_saved: float | None = None
+    seed: int | None = None
+    guaranteed: bool | None = None
+    length: bool = False  # cut off at its longest
+    warnings: Sequence[str] = field(default_factory=list)
+
+
+class Reply(Protocol):
+    """One answer: iterate for its pieces. Leaving the `with` block stops it."""
+
+    def __iter__(self) -> Iterator[Piece]: ...
+
+    def rest(self) -> Iterator[Piece]:
+        """After an interruption: pieces that are there already."""
+        ...
+
+    def outcome(self) -> Outcome:
+        """So far."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Talker(Protocol):
+    """Answers conversations."""
+
+    name: str
+
+    def check(self, options: GenerationOptions) -> None:
+        """`ForerunError` for what it cannot do."""
+        ...
+
+    def answer(self, messages: Sequence[Message], options: GenerationOptions) -> Reply: ...
+
+
+class LocalTalker:
+    """The engine of this process."""
+
+    def __init__(self, model: LanguageModel, name: str, progress: Progress) -> None:
+        from forerun.serve.parsing.formats import format_of
+
+        self.name, self._model, self._progress = name, model, progress
+        self._format = format_of(model.tokenizer)
+
+    def check(self, options: GenerationOptions) -> None:
+        options.sampling()
+        if options.lang_bias is not None:
+            from forerun.sample.language import parse_language_bias
+
+            parse_language_bias(options.lang_bias)
+
+    def answer(self, messages: Sequence[Message], options: GenerationOptions) -> LocalReply:
+        given = replace(options, system=None, raw=False).to_dict()  # a system message is one of the messages
+        generation = self._model.start(list(messages), progress=self._progress, **given)
+        return LocalReply(generation, self._parser(messages))
+
+    def _parser(self, messages: Sequence[Message]) -> AnswerParser:
+        """Tells thoughts from what is said; nothing is a tool call here."""
+        from forerun.serve.parsing.make import make_parser
+        from forerun.text.chat import encode_chat
+
+        opened = encode_chat(self._model.tokenizer, messages).thinking_open
+        return make_parser(self._format, (), thinking_open=opened, tools_enabled=False)
+
+
+class LocalReply:
+    """A `Generation`, piece by piece."""
+
+    def __init__(self, generation: Generation, parser: AnswerParser) -> None:
+        self._generation, self._parser = generation, parser
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces(self._generation)
+
+    def rest(self) -> Iterator[Piece]:
+        return self._pieces(self._generation.ready_chunks())
+
+    def _pieces(self, chunks: Iterator[Chunk]) -> Iterator[Piece]:
+        arm = ""
+        for chunk in chunks:
+            arm = chunk.arm
+            yield from _shown(self._parser.push(chunk.text), arm)
+        yield from _shown(self._parser.finish(), arm)
+
+    def outcome(self) -> Outcome:
+        response = self._generation.response()
+        return Outcome(
+            tokens=response.completion_tokens,
+            tokens_per_second=response.tokens_per_second,
+            tokens_per_round=response.tokens_per_round if response.rounds else None,
+            seconds_saved=response.seconds_saved,
+            seed=response.seed,
+            guaranteed=response.guaranteed,
+            length=response.finish_reason == "length",
+            warnings=response.warnings,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._generation.close()
+
+
+def _shown(pieces: Sequence[ParsedPiece], arm: str) -> Iterator[Piece]:
+    """Thoughts and words; a parser without tools knows nothing else."""
+    for piece in pieces:
+        if isinstance(piece, Content | Reasoning) and piece.text:
+            yield Piece(piece.text, arm, thought=isinstance(piece, Reasoning))

@@ -1,0 +1,137 @@
+"""`forerun serve`: settings from flags, variables and a file; what they came to; the memory plan; then the server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli.options import (
+    MODEL_PANEL,
+    OUTPUT_PANEL,
+    Device,
+    DraftModel,
+    Dtype,
+    Head,
+    MaxContext,
+    ModelName,
+    Precision,
+    Quantization,
+    Quantize,
+    Quiet,
+    require_positive,
+)
+from forerun.cli.serve_screen import print_address, print_plan, print_settings
+from forerun.cli.settings_flags import with_settings_flags
+from forerun.cli.sources import Sources, with_sources
+from forerun.cli.terminal_progress import terminal_progress
+from forerun.errors import ForerunError
+from forerun.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from forerun.language_model import LanguageModel
+
+
+class LogLevel(StrEnum):
+    """How much the server tells while it runs."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+@with_sources
+@with_settings_flags
+def serve(
+    *,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name; default: smollm2."),
+    ] = None,
+    model: ModelName = "smollm2",
+    settings: ServeSettings,
+    draft_model: DraftModel = None,
+    head: Head = None,
+    device: Device = "auto",
+    dtype: Dtype = Precision.auto,
+    quantize: Quantize = Quantization.auto,
+    max_context: MaxContext = None,
+    log_level: Annotated[
+        LogLevel, typer.Option("--log-level", help="How much to tell.", rich_help_panel=OUTPUT_PANEL)
+    ] = LogLevel.info,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Load the model, print settings and memory plan, end.", rich_help_panel=MODEL_PANEL
+        ),
+    ] = False,
+    quiet: Quiet = False,
+    sources: Sources,
+) -> None:
+    """Serve a model to OpenAI, Responses and Anthropic clients, with a web page.
+
+    Every flag is also a variable, FORERUN_ and its name (FORERUN_MAX_QUEUE=9), and a key of the TOML file of --config.
+    The command line wins over variables, variables over the file.
+    """
+    model, sources = _model(name, model, sources)
+    if head is not None and draft_model is not None:
+        raise ForerunError("--head and --draft-model name two drafters: drop one of them")
+    if head == "":
+        raise ForerunError("--head is empty: give the folder of an MTP head")
+    require_positive("--max-context", max_context)
+
+    from forerun.serve.settings_check import check_settings, free_port
+
+    check_settings(settings)
+    loading: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype.value,
+        "quantize": quantize.value,
+        "max_context": max_context,
+        "draft_model": draft_model,
+        "head": "auto" if head is None else head,
+    }
+    if not quiet or dry_run:
+        others = {"model": model, "log_level": log_level.value, "quiet": quiet, **loading}
+        print_settings(settings, others, sources)
+    if dry_run:
+        print_plan(_load(model, loading, quiet))
+        return
+    settings = replace(settings, port=free_port(settings.host, settings.port))
+    _start(model, loading, settings, log_level, quiet)
+
+
+def _start(model: str, loading: Mapping[str, Any], settings: ServeSettings, level: LogLevel, quiet: bool) -> None:
+    def load() -> LanguageModel:
+        loaded = _load(model, loading, quiet)
+        if not quiet:
+            print_plan(loaded)
+            print_address(settings, model)
+        return loaded
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=level.upper())
+    if level is LogLevel.info:
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its greeting says what we have printed
+    from forerun.serve.run import run_server
+
+    run_server(load, settings, model)
+
+
+def _load(model: str, loading: Mapping[str, Any], quiet: bool) -> LanguageModel:
+    import forerun
+
+    return forerun.load(model, progress=terminal_progress(quiet), **loading)
+
+
+def _model(name: str | None, model: str, sources: Sources) -> tuple[str, Sources]:
+    """The model's name from the argument or the flag: the argument is part of the command line, too."""
+    if name is None:
+        return model, sources
+    if sources.on_command_line("model") and model != name:
+        raise ForerunError(f"two models are named, {name!r} and --model {model!r}: give one of them")
+    return name, Sources({**sources.by_name, "model": "command line"})

@@ -1,0 +1,137 @@
+"""Whether a batch drafts at all: by its seconds per token, measured with and without, for each size of batch.
+
+What a round of many sequences is worth cannot be told from its parts: deciding, joining, leaving and what drafters do
+with prompts take time too. So both ways are timed, the better one is used for everybody at once, and the other is
+looked at again now and then. Rounds in which somebody came or went are timed apart: there is a number of them for
+each answer, however fast it is decoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forerun.policy.costs import Average, batch_class
+
+FIRST_LOOK, LOOK = 16, 24  # rounds that are timed before the ways are compared, and in later looks at the losing one
+FIRST_GAP, LAST_GAP = 512, 8192  # rounds between such looks
+SOON = 32  # rounds before a look at drafting from which on drafters read prompts again
+LEAD = 1.02  # drafting must bring this much more than plain decoding
+NEAR = 0.9  # of the better rate: worth another look soon
+USUAL_ANSWER = 200.0  # tokens, until answers were seen
+ENOUGH = 0.5  # of the sequences must be able to draft; else the round is a plain one
+
+
+@dataclass(slots=True)
+class Way:
+    """Plain rounds, or drafting ones."""
+
+    rounds: int = 0
+    tokens: Average = field(default_factory=lambda: Average(0.0, 0))  # of a round
+    calm: Average = field(default_factory=lambda: Average(0.0, 0))  # seconds of a round like the one before it
+    busy: Average = field(default_factory=lambda: Average(0.0, 0))  # seconds of a round in which somebody came or went
+
+    def add(self, tokens: int, seconds: float, busy: bool) -> None:
+        """One round. A pause that nobody knows the reason of does not count in full."""
+        self.rounds += 1
+        for average, value in ((self.tokens, float(tokens)), (self.busy if busy else self.calm, seconds)):
+            if average.count:
+                average.add(value)
+            else:
+                average.value, average.count = value, 1
+
+    def seconds_per_token(self, busy_per_token: float) -> float:
+        """When there must be so many busy rounds for a token."""
+        calm, busy = self.calm.value or self.busy.value, self.busy.value or self.calm.value
+        return busy_per_token * busy + max(0.0, 1 / self.tokens.value - busy_per_token) * calm
+
+
+@dataclass(slots=True)
+class Record:
+    """Batches of about the same size."""
+
+    ways: dict[bool, Way] = field(default_factory=lambda: {False: Way(), True: Way()})  # by: do they draft?
+    drafting: bool = False  # the way in use
+    look: int = FIRST_LOOK  # rounds of it to time before the ways are compared; 0: they have been
+    rest: int = 0  # rounds until the other way is looked at
+    gap: int = FIRST_GAP  # between looks
+
+    @property
+    def compared(self) -> bool:
+        return self.look == 0
+
+
+class BatchPolicy:
+    """One for an engine."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, Record] = {}
+        self._answer = Average(USUAL_ANSWER, 1)  # tokens
+        self._busy = Average(2.0, 1)  # rounds of an answer in which it, or another one, came or went
+        self._busy_rounds = 0  # since an answer ended
+        self._last: tuple[list[int], float] = [], 0.0  # who took part in the last round, and when it ended
+
+    def drafts(self, able: int, sequences: int) -> bool:
+        """Does a round of so many sequences draft, of which `able` could? Asking changes nothing."""
+        return able >= ENOUGH * sequences and self._record(sequences).drafting
+
+    def admits(self, sequences: int) -> bool:
+        """Shall drafters read the prompt of one more sequence, the last of so many?"""
+        record = self._record(sequences)
+        return record.drafting or not record.compared or record.rest <= SOON
+
+    def plain_seconds(self, sequences: int) -> float:
+        """Of a plain round of so many when nobody comes or goes; 0: not measured."""
+        return self._record(sequences).ways[False].calm.value
+
+    def has_ended(self, tokens: int) -> None:
+        """An answer had so many tokens."""
+        self._answer.add(tokens)
+        self._busy.add(self._busy_rounds)
+        self._busy_rounds = 0
+
+    def delivered(self, who: list[int], ended: float, tokens: int, drafted: bool, prompts: bool, typical: bool) -> None:
+        """A round of these sequences. `prompts`: some were read beside it; `typical`: nothing was captured for it."""
+        (before, last), self._last = self._last, (who, ended)
+        busy = prompts or who != before
+        self._busy_rounds += busy
+        if len(who) > 1 and before:
+            self.learn(len(who), drafted, tokens, ended - last if typical else None, busy)
+
+    def learn(self, sequences: int, drafted: bool, tokens: int, seconds: float | None, busy: bool = False) -> None:
+        """A round. `seconds`: since the end of the one before; None where that tells nothing."""
+        record = self._record(sequences)
+        if seconds is not None and tokens:
+            record.ways[drafted].add(tokens, seconds, busy)
+        if not record.compared:
+            record.look -= drafted == record.drafting and seconds is not None
+            if record.look == 0:
+                self._compare(record)
+            return
+        record.rest -= 1
+        if record.rest <= 0:
+            record.drafting, record.look = not record.drafting, LOOK
+            record.ways[record.drafting] = Way()  # what it was worth long ago does not count
+
+    def _compare(self, record: Record) -> None:
+        """Use the better way from now on; the other one is looked at sooner when it came near."""
+        looked_at, other = record.drafting, record.ways[not record.drafting]
+        if not other.rounds:  # there is nothing yet to compare with
+            record.drafting, record.look = not looked_at, FIRST_LOOK
+            return
+        busy = self._busy.value / max(1.0, self._answer.value)
+        plain, drafting = (record.ways[way].seconds_per_token(busy) for way in (False, True))
+        record.drafting = LEAD * drafting < plain
+        if record.drafting == looked_at:
+            record.gap = FIRST_GAP  # it has just won
+        elif min(plain, drafting) > NEAR * max(plain, drafting):
+            record.gap = max(FIRST_GAP, record.gap // 2)
+        else:
+            record.gap = min(LAST_GAP, 2 * record.gap)
+        record.rest = record.gap
+
+    def _record(self, sequences: int) -> Record:
+        size = batch_class(sequences)
+        record = self._records.get(size)
+        if record is None:
+            record = self._records[size] = Record()
+        return record

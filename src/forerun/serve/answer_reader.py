@@ -1,0 +1,108 @@
+"""One choice: rounds of tokens in, deltas of reasoning, content and tool calls out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+
+from forerun.engine.sequence import Emission, Logprob
+from forerun.serve.chat_events import Delta, Finished, TokenInfo, ToolCallDelta
+from forerun.serve.engine_client import Ended
+from forerun.serve.parsing.pieces import AnswerParser, CallArguments, CallEnd, CallStart, Content, Piece, Reasoning
+from forerun.text.token_bytes import TokenBytes
+
+
+class PlainText:
+    """The parser of text completions: everything is content."""
+
+    def push(self, text: str) -> list[Piece]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Piece]:
+        return []
+
+
+class AnswerReader:
+    """Reads one answer token by token, so that nothing depends on how rounds cut it."""
+
+    def __init__(self, choice: int, parser: AnswerParser, token_bytes: TokenBytes) -> None:
+        self._choice, self._parser, self._token_bytes = choice, parser, token_bytes
+        self._calls = 0
+        self._undecided = 0  # tokens since the last piece
+        self.reasoning_tokens = 0
+
+    def read(self, emissions: Sequence[Emission]) -> Iterator[Delta]:
+        """What one round said: neighbours of the same kind are one delta."""
+        pieces: list[Piece] = []
+        for emission in emissions:
+            new = self._parser.push(emission.text)
+            self._undecided += 1
+            self._count(new)
+            pieces += new
+        yield from self._deltas(pieces, [self._info(emission) for emission in emissions])
+
+    def end(self, tail: str) -> Iterator[Delta]:
+        """What was held back."""
+        pieces = self._parser.push(tail) + self._parser.finish()
+        self._count(pieces)
+        yield from self._deltas(pieces, [])
+
+    def finished(self, ended: Ended, stop: str | int | None) -> Finished:
+        """Why it ended; `stop` is what the request named and the answer came to."""
+        if ended.reason == "length":
+            return Finished(self._choice, "length")
+        return Finished(self._choice, "tool_calls" if self._calls else "stop", stop)
+
+    def _count(self, pieces: list[Piece]) -> None:
+        """A token belongs to the first piece that came with it or after it."""
+        if pieces:
+            self.reasoning_tokens += self._undecided if isinstance(pieces[0], Reasoning) else 0
+            self._undecided = 0
+
+    def _deltas(self, pieces: list[Piece], tokens: list[TokenInfo]) -> Iterator[Delta]:
+        for kind, text in _joined(pieces):
+            delta = self._delta(kind, text, tokens)
+            if delta is not None:
+                tokens = []
+                yield delta
+        if tokens:
+            yield Delta(self._choice, tokens=tokens)
+
+    def _delta(self, piece: Piece, text: str, tokens: list[TokenInfo]) -> Delta | None:
+        if isinstance(piece, CallEnd):
+            return None
+        if isinstance(piece, Content):
+            return Delta(self._choice, content=text, tokens=tokens)
+        if isinstance(piece, Reasoning):
+            return Delta(self._choice, reasoning=text, tokens=tokens)
+        if isinstance(piece, CallStart):
+            call = ToolCallDelta(self._calls, f"call_{secrets.token_hex(12)}", piece.name)
+            self._calls += 1
+        else:
+            call = ToolCallDelta(self._calls - 1, arguments=text)
+        return Delta(self._choice, tool_call=call, tokens=tokens)
+
+    def _info(self, emission: Emission) -> TokenInfo:
+        text, data = self._token_bytes.of(emission.token)
+        arm, logprob = emission.arm or "model", emission.logprob
+        if logprob is None:
+            return TokenInfo(emission.token, text, data, arm, emission.round)
+        top = likeliest(logprob, self._token_bytes)
+        return TokenInfo(emission.token, text, data, arm, emission.round, logprob.value, top)
+
+
+def likeliest(logprob: Logprob, token_bytes: TokenBytes) -> list[tuple[int, str, bytes, float]]:
+    """The likeliest tokens with their texts."""
+    return [(token, *token_bytes.of(token), value) for token, value in logprob.top]
+
+
+def _joined(pieces: Iterable[Piece]) -> list[tuple[Piece, str]]:
+    """Texts of neighbours of the same kind in one."""
+    joined: list[tuple[Piece, str]] = []
+    for piece in pieces:
+        text = piece.text if isinstance(piece, Content | Reasoning | CallArguments) else ""
+        if text and joined and type(joined[-1][0]) is type(piece):
+            joined[-1] = (piece, joined[-1][1] + text)
+        elif text or isinstance(piece, CallStart | CallEnd):
+            joined.append((piece, text))
+    return joined

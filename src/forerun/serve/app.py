@@ -1,0 +1,45 @@
+"""The server's application: routes, errors and guards around one model."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from forerun import __version__
+from forerun.serve.body_limit import BodyLimit
+from forerun.serve.chat_service import ChatPipeline
+from forerun.serve.completion_service import CompletionPipeline
+from forerun.serve.error_bodies import add_error_handlers
+from forerun.serve.model_service import ModelService
+from forerun.serve.off_loop import OffLoop
+from forerun.serve.request_ids import RequestIds
+from forerun.serve.routes import chat, completions, messages, models, page, responses, service, tokens
+from forerun.serve.security import Guard
+from forerun.serve.settings import ServeSettings
+
+OPEN_PATHS = ("/health", "/v1/health")  # without a key, beside the page's files
+
+
+def create_app(model_service: ModelService, settings: ServeSettings) -> FastAPI:
+    """Everything hangs on what is given here: two applications in one process know nothing of each other."""
+    # The page with the documentation would fetch its scripts from elsewhere: there is only the document itself.
+    app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None)
+    off_loop = OffLoop(settings.template_timeout)
+    chats = ChatPipeline(model_service, settings, off_loop)
+    texts = CompletionPipeline(model_service, settings, off_loop)
+    fingerprint = f"forerun-{__version__}"
+    files = page.page_files() if settings.page else {}
+    app.include_router(chat.router(chats, model_service, settings, fingerprint))
+    app.include_router(completions.router(texts, model_service, settings, fingerprint))
+    app.include_router(models.router(model_service))
+    app.include_router(service.router(model_service, settings))
+    app.include_router(tokens.router(chats, model_service, off_loop))
+    app.include_router(responses.router(chats, settings))
+    app.include_router(messages.router(chats, settings))
+    app.include_router(page.router(files))
+    add_error_handlers(app)
+    # From the inside to the outside: a request passes them from the last to the first.
+    app.add_middleware(BodyLimit, limit=settings.max_body)
+    app.add_middleware(Guard, settings=settings, open_paths=(*OPEN_PATHS, *files))
+    app.add_middleware(RequestIds)
+    app.state.models, app.state.chats = model_service, chats
+    return app

@@ -1,0 +1,105 @@
+"""The chat pipeline: a job becomes a prompt, the prompt answers, the answers events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.sample.constraint import Constraint
+from forerun.serve.answer_reader import AnswerReader
+from forerun.serve.chat_job import ChatJob, Tool
+from forerun.serve.chat_run import Choice, Run
+from forerun.serve.constraining import chat_constraints, needs_constraint, output_grammar
+from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
+from forerun.serve.model_service import LoadedModel, ModelService
+from forerun.serve.off_loop import OffLoop
+from forerun.serve.parsing.make import make_parser
+from forerun.serve.parsing.pieces import AnswerParser
+from forerun.serve.settings import ServeSettings
+from forerun.text.chat import ChatPrompt, encode_chat
+
+NO_THINKING = "This model does not think: what was asked of its thinking has no effect."
+
+
+class ChatPipeline:
+    """The `ChatService` of a server."""
+
+    def __init__(self, models: ModelService, settings: ServeSettings, off_loop: OffLoop) -> None:
+        self.model = models.name
+        self._models, self._settings, self._off_loop = models, settings, off_loop
+
+    async def start(self, job: ChatJob) -> Run:
+        """Queue a chat."""
+        model = self._models.loaded()
+        check_limits(job.wish, self._settings)
+        prompt = await self.prompt(job)
+        constraints = await self._constraints(model, job, prompt)
+        to_run = PromptToRun(prompt.ids, prompt.text, constraints, shown=model.format.shown)
+        work = make_work(model, job.wish, to_run, "messages")
+        answers = await self._models.engine.start(work)
+        choices = [
+            Choice(
+                answer,
+                sink_of(item),
+                AnswerReader(index, _parser(model, job, prompt), model.token_bytes),
+                job.wish.stop_token_ids,
+            )
+            for index, (answer, item) in enumerate(zip(answers, work, strict=True))
+        ]
+        return Run(self.model, len(prompt.ids), choices, warnings=_warnings(model, job))
+
+    async def _constraints(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> Sequence[Constraint | None]:
+        limits = grammar_limits(self._settings)
+
+        def build() -> Sequence[Constraint | None]:
+            grammar = output_grammar(model, job.wish.output, limits)
+            return chat_constraints(model, job, grammar, prompt.thinking_open)
+
+        return await self._off_loop.run(build, "response_format") if needs_constraint(job) else ()
+
+    async def count_tokens(self, job: ChatJob) -> int:
+        """Of the prompt, template included."""
+        return len((await self.prompt(job)).ids)
+
+    async def prompt(self, job: ChatJob) -> ChatPrompt:
+        """What the model's template makes of the conversation."""
+        model = self._models.loaded()
+        check_characters(model, sum(len(str(message.get("content"))) for message in job.messages), "messages")
+        seconds = self._settings.template_timeout
+        return await self._off_loop.run(lambda: _encode(model, job, seconds), "messages")
+
+
+def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
+    options = dict(job.template_options)
+    switch = model.format.thinking_switch
+    if switch is not None and job.thinking.enabled is not None:
+        options[switch] = job.thinking.enabled
+    return encode_chat(
+        model.tokenizer,
+        job.messages,
+        tools=[_function(tool) for tool in callable_tools(job)] or None,
+        template_options=options,
+        continue_last=job.continue_last,
+        seconds=seconds,
+    )
+
+
+def callable_tools(job: ChatJob) -> Sequence[Tool]:
+    """Who must not call tools does not see them either."""
+    return () if job.tool_choice.mode == "none" else job.tools
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    """OpenAI's form, which templates expect."""
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _parser(model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> AnswerParser:
+    tools = callable_tools(job)
+    return make_parser(model.format, tools, thinking_open=prompt.thinking_open, tools_enabled=bool(tools))
+
+
+def _warnings(model: LoadedModel, job: ChatJob) -> list[str]:
+    asked = job.thinking.enabled or job.thinking.budget is not None
+    return [NO_THINKING] if asked and model.format.reasoning == "none" else []

@@ -1,0 +1,103 @@
+"""A conversation as chat templates take it, put together from a dialect's blocks or items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from forerun.serve.chat_job import Tool, ToolChoice
+from forerun.serve.errors import ApiError, bad_request
+
+BETWEEN = "\n\n"  # parts that a client sends as separate texts stay apart
+
+
+def no_media(kind: str, param: str) -> ApiError:
+    """Pictures and the like."""
+    return bad_request(f"This model reads text only: '{kind}' cannot be used.", param, "unsupported_media")
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """A tool call's arguments as an object. Those of a call cut off by a length limit are kept as far as they came."""
+    try:
+        value = from_json(text or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": text}
+
+
+class Conversation:
+    """Messages in the order they are said. All that one side says in a row is one message: some templates insist."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._names: dict[str, str] = {}  # of the tools, by the id of the call
+
+    def system(self, text: str) -> None:
+        """Instructions. At the start they are one message: many templates know no second one there."""
+        if not text:
+            return
+        if len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            self.messages[0]["content"] += BETWEEN + text
+        else:
+            self.messages.append({"role": "system", "content": text})
+
+    def user(self, text: str) -> None:
+        """A user's turn, or more of it."""
+        self._append(self._turn("user"), "content", text)
+
+    def says(self, text: str) -> None:
+        """Text of the assistant."""
+        self._append(self._turn("assistant"), "content", text)
+
+    def thinks(self, text: str) -> None:
+        """Reasoning of the assistant."""
+        if text:
+            self._append(self._turn("assistant"), "reasoning_content", text)
+
+    def calls(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
+        """A tool call of the assistant."""
+        self._names[call_id] = name
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+        self._turn("assistant").setdefault("tool_calls", []).append(call)
+
+    def result(self, call_id: str, text: str) -> None:
+        """What a tool gave. Some templates want to know which tool it was."""
+        message = {"role": "tool", "tool_call_id": call_id, "content": text}
+        if call_id in self._names:
+            message["name"] = self._names[call_id]
+        self.messages.append(message)
+
+    @property
+    def ends_with_text(self) -> bool:
+        """Is the last message the beginning of an answer?"""
+        last = self.messages[-1] if self.messages else {}
+        return last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
+
+    def _turn(self, role: str) -> dict[str, Any]:
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role, "content": ""})
+        return self.messages[-1]
+
+    @staticmethod
+    def _append(message: dict[str, Any], key: str, text: str) -> None:
+        message[key] = message[key] + BETWEEN + text if message.get(key) and text else message.get(key, "") + text
+
+
+def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
+    """A call that must be made needs a tool to make it with."""
+    if choice.mode == "named" and choice.name not in {tool.name for tool in tools}:
+        raise bad_request(f"'tool_choice' names '{choice.name}', which is not among the tools.", "tool_choice")
+    if choice.mode == "required" and not tools:
+        raise bad_request("'tool_choice' asks for a tool call, but there are no tools to call.", "tool_choice")
+    return choice
+
+
+def check_names(tools: Iterable[Tool]) -> None:
+    """Two tools of one name could not be told apart."""
+    seen: set[str] = set()
+    for tool in tools:
+        if tool.name in seen:
+            raise bad_request(f"Two tools are called '{tool.name}'.", "tools")
+        seen.add(tool.name)

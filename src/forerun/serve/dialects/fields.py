@@ -1,0 +1,111 @@
+"""Request fields that the dialects share: our own extras at the top level of a body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
+from forerun.serve.chat_job import GenerationWish, OutputFormat, SamplingWish, Speculation, Thinking
+from forerun.serve.errors import bad_request
+from forerun.serve.routes.strict import Strict
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # a token id as the key of a JSON object
+
+
+class SpeculativeWish(Strict):
+    """Who drafts, and how far."""
+
+    draft: str = "auto"
+    depth: int | None = Field(default=None, ge=0, le=MAX_DEPTH)
+
+
+class Extras(Strict):
+    """What this server understands beside the dialect's own fields, at the top level of the body."""
+
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[TokenKey, float] | None = Field(default=None, max_length=4096)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    min_tokens: int = Field(default=0, ge=0, lt=2**31)
+    ignore_eos: bool = False
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64)
+    speculative: bool | int | str | SpeculativeWish | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_json(cls, body: Any) -> Any:
+        """Parts of a body are echoed and rendered: what is no JSON to others must not get that far."""
+        try:
+            json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError):  # a body that came as something else is bytes
+            raise ValueError("the body must be plain JSON: finite numbers, whole characters, not too deep") from None
+        return body
+
+    def wish(
+        self,
+        *,
+        temperature: float | None,
+        top_p: float | None,
+        max_tokens: int | None,
+        stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        output: OutputFormat | None = None,
+    ) -> GenerationWish:
+        """Ours, with what the dialect says in its own words. Both dialects are at temperature 1 when nobody says."""
+        sampling = SamplingWish(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()} if self.logit_bias else None,
+            seed=self.seed,
+        )
+        return GenerationWish(
+            sampling=sampling,
+            defaults={"temperature": 1.0},
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            stop=tuple(stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            speculation=speculation(self.speculative),
+            output=output,
+        )
+
+    def template(self, thinking: Thinking) -> tuple[Thinking, Mapping[str, Any]]:
+        """Options for the chat template; the one that switches thinking has its own place in a job."""
+        options = dict(self.chat_template_kwargs or {})
+        enabled = options.pop("enable_thinking", thinking.enabled)
+        if not isinstance(enabled, bool | None):
+            raise bad_request("'enable_thinking' must be true or false.", "chat_template_kwargs")
+        return Thinking(enabled, thinking.budget), options
+
+
+def speculation(value: bool | int | str | SpeculativeWish | None) -> Speculation:
+    """`off`, `auto`, the name of a drafter, or a number of drafts per round; or both, as an object."""
+    wish = value if isinstance(value, SpeculativeWish) else SpeculativeWish()
+    if isinstance(value, bool):
+        wish = SpeculativeWish(draft="auto" if value else "off")
+    elif isinstance(value, str):
+        wish = SpeculativeWish(draft=value)
+    elif isinstance(value, int):
+        if not 0 <= value <= MAX_DEPTH:
+            raise bad_request(f"'speculative' must be a depth from 0 to {MAX_DEPTH}, not {value}.", "speculative")
+        wish = SpeculativeWish(draft="auto" if value else "off", depth=value or None)
+    if wish.draft not in DRAFT_CHOICES:
+        names = ", ".join(DRAFT_CHOICES)
+        raise bad_request(f"'speculative' must be a depth or one of {names}, not '{wish.draft}'.", "speculative")
+    return Speculation(wish.draft, wish.depth)

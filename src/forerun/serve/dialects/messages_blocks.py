@@ -1,0 +1,221 @@
+"""The content blocks of Anthropic's Messages API, and its tools: what clients send, field by field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from forerun.serve.routes.chat_messages import FunctionName
+from forerun.serve.routes.strict import Strict
+
+
+class Block(Strict):
+    """Any block may ask for its place in a prompt cache to be kept."""
+
+    cache_control: dict[str, Any] | None = None
+
+
+class TextBlock(Block):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: list[dict[str, Any]] | None = None
+
+
+class TextSource(Strict):
+    """A document that came as text."""
+
+    type: Literal["text"]
+    data: str
+    media_type: str | None = None
+
+
+class OtherSource(Strict):
+    """A document that came in a form nobody here can read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["base64", "url", "file", "content"]
+
+
+class DocumentBlock(Block):
+    """A document; those of plain text can be read."""
+
+    type: Literal["document"]
+    source: Annotated[TextSource | OtherSource, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+    citations: dict[str, Any] | None = None
+
+
+class SearchResultBlock(Block):
+    """Something that a search of the client's own found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: list[TextBlock]
+    citations: dict[str, Any] | None = None
+
+
+class ImageBlock(Block):
+    """A picture: refused, with a message of its own."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["image"]
+
+
+class ToolReferenceBlock(Block):
+    """A tool that the client's own search for tools found."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class ThinkingBlock(Block):
+    """What the model thought. Signatures are for those who made them."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Block):
+    """Thoughts that only another server can read."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(Block):
+    """The model called a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+    toolset_name: str | None = None
+
+
+ResultContent = Annotated[
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")
+]
+
+
+class ToolResultBlock(Block):
+    """What came of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[ResultContent] | None = None
+    is_error: bool | None = None
+    toolset_name: str | None = None
+
+
+# Traces of tools and services that this server does not have; clients keep them in their history.
+Foreign = Literal[
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "mcp_tool_listing",
+    "advisor_tool_result",
+    "fallback",
+    "container_upload",
+    "compaction",
+]
+
+
+class ForeignBlock(Block):
+    """Such a trace. Skipped, and named in a warning."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Foreign
+
+
+class CustomTool(Block):
+    """A function that the client runs."""
+
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    allowed_callers: list[str] | None = None
+
+
+class ServerTool(Strict):
+    """A tool of Anthropic's own, known by its type. Skipped, and named in a warning."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+    name: str | None = None
+
+
+def _tool_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "custom" if kind in (None, "custom") else "server"
+
+
+AnyTool = Annotated[
+    Annotated[CustomTool, Tag("custom")] | Annotated[ServerTool, Tag("server")], Discriminator(_tool_tag)
+]
+
+
+class InlineTool(Strict):
+    """A tool that a conversation brings along."""
+
+    type: Literal["tool_definition"]
+    definition: AnyTool
+
+
+class ToolName(Strict):
+    """A tool that is known already."""
+
+    type: Literal["tool_reference"]
+    name: str
+
+
+class McpReference(Strict):
+    """Tools of a server that only Anthropic's would talk to."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["mcp_tool_reference", "mcp_toolset_reference", "mcp_tool", "mcp_toolset"]
+
+
+class ToolChangeBlock(Block):
+    """From here on there is a tool more, or one less."""
+
+    type: Literal["tool_addition", "tool_removal"]
+    tool: Annotated[InlineTool | ToolName | McpReference, Field(discriminator="type")]
+
+
+AnyBlock = Annotated[
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ToolReferenceBlock
+    | ToolChangeBlock
+    | ForeignBlock,
+    Field(discriminator="type"),
+]

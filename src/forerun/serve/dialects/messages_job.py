@@ -1,0 +1,189 @@
+"""From a request to /v1/messages to a chat job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, ToolChoice
+from forerun.serve.dialects import messages_blocks as blocks
+from forerun.serve.dialects.conversation import BETWEEN, Conversation, check_choice, no_media
+from forerun.serve.dialects.messages_request import CountRequest, MessagesRequest, Turn
+from forerun.serve.dialects.messages_tools import ToolBox
+from forerun.serve.dialects.notes import Notes
+from forerun.serve.effort import BUDGETS, Effort
+from forerun.serve.errors import bad_request
+
+# Claude Code puts this block first. It differs from request to request, and would make every prompt a new one.
+BILLING = "x-anthropic-billing-header"
+
+
+def make_job(request: CountRequest, notes: Notes, request_id: str | None = None) -> ChatJob:
+    """The job."""
+    _note_unused(request, notes)
+    conversation = Conversation()
+    conversation.system(_system(request, notes))
+    box = ToolBox(request.tools or (), notes)
+    last_user = max((i for i, turn in enumerate(request.messages) if turn.role == "user"), default=-1)
+    for index, turn in enumerate(request.messages):
+        cleared = turn.role == "system" and turn.clear_at == "next_user_message" and index < last_user
+        _add_turn(conversation, box, turn, f"messages[{index}]", notes, cleared)
+    tools = box.tools
+    thinking, options = request.template(_thinking(request, notes))
+    return ChatJob(
+        messages=conversation.messages,
+        wish=_wish(request),
+        tools=tools,
+        tool_choice=check_choice(_choice(request), tools),
+        thinking=thinking,
+        template_options=options,
+        continue_last=conversation.ends_with_text,
+        request_id=request_id,
+    )
+
+
+def _wish(request: CountRequest) -> GenerationWish:
+    output = _output(request)
+    if not isinstance(request, MessagesRequest):
+        return request.wish(temperature=None, top_p=None, max_tokens=None, output=output)
+    return request.wish(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        max_tokens=request.max_tokens,
+        stop=request.stop_sequences or (),
+        output=output,
+    )
+
+
+def _output(request: CountRequest) -> OutputFormat | None:
+    wanted = (request.output_config and request.output_config.format) or request.output_format
+    return OutputFormat("json_schema", wanted.schema_) if wanted else None
+
+
+def _system(request: CountRequest, notes: Notes) -> str:
+    if request.system is None or isinstance(request.system, str):
+        return request.system or ""
+    parts = list(request.system)
+    if parts and parts[0].text.startswith(BILLING):
+        notes.unused("billing header")
+        del parts[0]
+    return _text(parts, "system", notes)
+
+
+def _effort(request: CountRequest, notes: Notes) -> Effort | None:
+    """The last word on it."""
+    said = [
+        options for options in (request.output_config, *(turn.output_config for turn in request.messages)) if options
+    ]
+    if any(options.timing for options in said):
+        notes.unused("output_config.timing")
+    effort = next((options.effort for options in reversed(said) if options.effort), None)
+    return "xhigh" if effort == "max" else effort
+
+
+def _choice(request: CountRequest) -> ToolChoice:
+    wanted = request.tool_choice
+    if wanted is None:
+        return ToolChoice()
+    parallel = not wanted.disable_parallel_tool_use
+    if wanted.type == "tool":
+        if not wanted.name:
+            raise bad_request("'tool_choice' of type 'tool' needs a name.", "tool_choice.name")
+        return ToolChoice("named", wanted.name, parallel)
+    return ToolChoice("required" if wanted.type == "any" else wanted.type, parallel=parallel)
+
+
+def _thinking(request: CountRequest, notes: Notes) -> Thinking:
+    """Effort says how long it may take, where nothing else does."""
+    wanted, effort = request.thinking, _effort(request, notes)
+    budget = BUDGETS[effort] if effort else None
+    if wanted is None:
+        return Thinking(budget=budget)
+    for name in ("display", "block_binding"):
+        if getattr(wanted, name) is not None:
+            notes.unused(f"thinking.{name}")
+    if wanted.type == "between_tools":
+        notes.unused("thinking between_tools")
+    enabled = {"enabled": True, "disabled": False}.get(wanted.type)
+    if enabled is False:
+        return Thinking(enabled=False)
+    return Thinking(enabled, budget if wanted.budget_tokens is None else wanted.budget_tokens)
+
+
+def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, notes: Notes, cleared: bool) -> None:
+    """`cleared`: a message of the system whose time is over; what it did to the tools stays."""
+    if isinstance(turn.content, str):
+        parts: Sequence[Any] = [blocks.TextBlock(type="text", text=turn.content)]
+    else:
+        parts = turn.content
+    for index, block in enumerate(parts):
+        if isinstance(block, blocks.ToolChangeBlock):
+            box.change(block, f"{param}.content[{index}]")
+    parts = [block for block in parts if not isinstance(block, blocks.ToolChangeBlock)]
+    if turn.role == "system":
+        if not cleared:
+            conversation.system(_text(parts, f"{param}.content", notes))
+        return
+    says = conversation.says if turn.role == "assistant" else conversation.user
+    for index, block in enumerate(parts):
+        place = f"{param}.content[{index}]"
+        match block:
+            case blocks.ToolResultBlock():
+                _note_block(block, notes)
+                conversation.result(block.tool_use_id, _result(block, f"{place}.content", notes))
+            case blocks.ToolUseBlock():
+                _note_block(block, notes)
+                conversation.calls(block.id, block.name, block.input)
+            case blocks.ThinkingBlock():
+                conversation.thinks(block.thinking)
+            case blocks.RedactedThinkingBlock() | blocks.ForeignBlock():
+                notes.unused(f"content block {block.type}")
+            case _:
+                says(_text([block], place, notes))
+
+
+def _result(block: blocks.ToolResultBlock, param: str, notes: Notes) -> str:
+    """Templates have no word for failure: the text must say it."""
+    text = block.content if isinstance(block.content, str) else _text(block.content or (), param, notes)
+    return f"Error: {text}" if block.is_error and "error" not in text[:40].lower() else text
+
+
+def _text(parts: Sequence[Any], param: str, notes: Notes) -> str:
+    texts = []
+    for index, block in enumerate(parts):
+        _note_block(block, notes)
+        match block:
+            case blocks.TextBlock():
+                texts.append(block.text)
+            case blocks.DocumentBlock(source=blocks.TextSource(data=data)):
+                texts.append("\n".join(filter(None, (block.title, block.context, data))))
+            case blocks.SearchResultBlock():
+                texts.append("\n".join((block.title, block.source, *(part.text for part in block.content))))
+            case blocks.ToolReferenceBlock():
+                texts.append(f"Tool: {block.tool_name}")
+            case blocks.ImageBlock() | blocks.DocumentBlock():
+                raise no_media(block.type, f"{param}[{index}]" if len(parts) > 1 else param)
+            case _:
+                raise bad_request(f"A block of type '{block.type}' has no place here.", param)
+    return BETWEEN.join(texts)
+
+
+def _note_block(block: blocks.Block, notes: Notes) -> None:
+    if block.cache_control is not None:
+        notes.unused("cache_control")
+    if getattr(block, "citations", None):
+        notes.unused("citations")
+
+
+def _note_unused(request: CountRequest, notes: Notes) -> None:
+    """What Claude Code and others always send, and what changes nothing here."""
+    if request.mcp_servers:
+        raise bad_request("'mcp_servers' is not supported: tools run on the client's side.", "mcp_servers")
+    names = ("cache_control", "context_management", "speed", "thread", "metadata", "container", "inference_geo")
+    for name in (*names, "diagnostics", "fallbacks", "safeguards", *(request.model_extra or ())):
+        if getattr(request, name, None) is not None:
+            notes.unused(name)
+    if getattr(request, "service_tier", None) not in (None, "auto", "standard_only"):
+        notes.unused("service_tier")
+    if request.output_config and request.output_config.task_budget:
+        notes.unused("output_config.task_budget")

@@ -1,0 +1,214 @@
+"""The items of a Responses conversation, and the tools it may use: what clients send, field by field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from forerun.serve.routes.chat_messages import FunctionName
+from forerun.serve.routes.strict import Strict
+
+
+class Text(Strict):
+    """Text of a message; models' answers come back with their annotations and logprobs."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+
+
+class Refusal(Strict):
+    """What another model said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class Media(Strict):
+    """Pictures, sound and files: refused, with a message of their own."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["input_image", "input_audio", "input_video", "input_file", "computer_screenshot"]
+
+
+Part = Annotated[Text | Refusal | Media, Field(discriminator="type")]
+
+
+class Item(Strict):
+    """What every item may have. The server keeps no items, so that ids and states say nothing to it."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class Message(Item):
+    """A turn, or part of one."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Part]
+    phase: str | None = None
+
+
+class FunctionCall(Item):
+    """The model called a function."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+    caller: dict[str, Any] | None = None
+
+
+class CustomToolCall(Item):
+    """The model called a tool that takes free text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+
+
+class CallOutput(Item):
+    """What came of a call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: str | list[Part]
+    name: str | None = None
+    namespace: str | None = None
+    caller: dict[str, Any] | None = None
+
+
+class Reasoning(Item):
+    """What the model thought; the summary is all there is where a client asked for one."""
+
+    type: Literal["reasoning"]
+    summary: list[Text] = Field(default_factory=list)
+    content: list[Text] | None = None
+    encrypted_content: str | None = None
+
+
+class FunctionTool(Strict):
+    """A function, in the flat form of this API."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    output_schema: dict[str, Any] | None = None
+    allowed_callers: list[str] | None = None
+
+
+class OtherTool(Strict):
+    """A tool that runs on the provider's side, or that takes free text. Skipped, and named in a warning."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+    name: str | None = None
+
+
+def _kind(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def _tool_tag(value: Any) -> str:
+    kind = _kind(value)
+    return kind if kind in ("function", "namespace") else "other"
+
+
+def _inner_tag(value: Any) -> str:
+    return "function" if _kind(value) == "function" else "other"
+
+
+class Namespace(Strict):
+    """Functions under one roof; Codex sends the tools of MCP servers like this."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = None
+    tools: list[
+        Annotated[
+            Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")], Discriminator(_inner_tag)
+        ]
+    ]
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[Namespace, Tag("namespace")]
+    | Annotated[OtherTool, Tag("other")],
+    Discriminator(_tool_tag),
+]
+
+
+class AdditionalTools(Item):
+    """More tools, as part of the conversation."""
+
+    type: Literal["additional_tools"]
+    role: str
+    tools: list[AnyTool]
+
+
+# Traces of tools and services that this server does not have; clients keep them in their history.
+Foreign = Literal[
+    "web_search_call",
+    "file_search_call",
+    "tool_search_call",
+    "tool_search_output",
+    "image_generation_call",
+    "code_interpreter_call",
+    "mcp_list_tools",
+    "mcp_call",
+    "compaction",
+    "compaction_summary",
+    "context_compaction",
+]
+
+
+class ForeignItem(Strict):
+    """Such a trace."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Foreign
+
+
+class ItemReference(Strict):
+    """An item that a server should have kept; this one keeps none."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["item_reference"]
+
+
+def _item_tag(value: Any) -> str | None:
+    """Messages may come without a type."""
+    kind = _kind(value)
+    if kind is None:
+        return "message"
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return "call_output"
+    names = ("message", "function_call", "custom_tool_call", "reasoning", "additional_tools", "item_reference")
+    return kind if kind in names else "foreign"
+
+
+AnyItem = Annotated[
+    Annotated[Message, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[CustomToolCall, Tag("custom_tool_call")]
+    | Annotated[CallOutput, Tag("call_output")]
+    | Annotated[Reasoning, Tag("reasoning")]
+    | Annotated[AdditionalTools, Tag("additional_tools")]
+    | Annotated[ForeignItem, Tag("foreign")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(_item_tag),
+]

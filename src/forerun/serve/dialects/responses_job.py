@@ -1,0 +1,218 @@
+"""From a request to /v1/responses to a chat job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, Tool, ToolChoice
+from forerun.serve.dialects import responses_items as items
+from forerun.serve.dialects.conversation import (
+    BETWEEN,
+    Conversation,
+    arguments_object,
+    check_choice,
+    check_names,
+    no_media,
+)
+from forerun.serve.dialects.notes import Notes
+from forerun.serve.dialects.responses_request import (
+    AllowedTools,
+    NamedTool,
+    Prompt,
+    ResponsesRequest,
+    SchemaFormat,
+)
+from forerun.serve.effort import thinking_for
+from forerun.serve.errors import bad_request
+
+LOGPROBS = "message.output_text.logprobs"
+OWN_NAMESPACE = "functions"  # where Codex keeps its own functions: they go by their plain names
+
+
+@dataclass(slots=True)
+class ToolBox:
+    """The functions of a request, those inside namespaces under joined names."""
+
+    tools: list[Tool] = field(default_factory=list)
+    echoed: list[dict[str, Any]] = field(default_factory=list)  # as the client sent them
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)  # joined name: namespace and name
+
+    def add(self, tools: Iterable[items.AnyTool], notes: Notes) -> None:
+        """Functions, and functions in namespaces; the others are skipped."""
+        for tool in tools:
+            if isinstance(tool, items.FunctionTool):
+                self._add(tool, tool.name)
+                self.echoed.append(tool.model_dump(exclude_unset=True))
+            elif isinstance(tool, items.Namespace):
+                inner = [one for one in tool.tools if isinstance(one, items.FunctionTool)]
+                for one in inner:
+                    name = joined(tool.name, one.name)
+                    self.places[name] = (tool.name, one.name)
+                    self._add(one, name)
+                if inner:
+                    self.echoed.append(tool.model_dump(exclude_unset=True))
+                for other in tool.tools:
+                    if isinstance(other, items.OtherTool):
+                        notes.unused(f"tool {tool.name}.{other.name or other.type}")
+            else:
+                notes.unused(f"tool {tool.type}" + (f" '{tool.name}'" if tool.name else ""))
+
+    def _add(self, tool: items.FunctionTool, name: str) -> None:
+        self.tools.append(Tool(name, tool.description or "", tool.parameters or {}, bool(tool.strict)))
+
+
+def joined(namespace: str | None, name: str) -> str:
+    """A model knows functions by one name."""
+    return name if namespace in (None, "", OWN_NAMESPACE) else f"{namespace}__{name}"
+
+
+def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tuple[ChatJob, ToolBox]:
+    """The job, and which tools of the request it has."""
+    _check(request, notes)
+    box = ToolBox()
+    box.add(request.tools or (), notes)
+    conversation = Conversation()
+    conversation.system(request.instructions or "")
+    if isinstance(request.input, str):
+        conversation.user(request.input)
+    else:
+        for index, item in enumerate(request.input or ()):
+            _add_item(conversation, box, item, f"input[{index}]", notes)
+    if not any(message["role"] != "system" for message in conversation.messages):
+        raise bad_request("'input' has nothing to answer.", "input")
+    check_names(box.tools)
+    choice, tools = _choice(request, box.tools)
+    thinking, options = request.template(_thinking(request, notes))
+    return ChatJob(
+        messages=conversation.messages,
+        wish=_wish(request),
+        tools=tools,
+        tool_choice=check_choice(choice, tools),
+        thinking=thinking,
+        template_options=options,
+        request_id=request_id,
+    ), box
+
+
+def _wish(request: Prompt) -> GenerationWish:
+    output = _output(request)
+    if not isinstance(request, ResponsesRequest):
+        return request.wish(temperature=None, top_p=None, max_tokens=None, output=output)
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
+    return request.wish(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        max_tokens=request.max_output_tokens,
+        stop=stop,
+        logprobs=_logprobs(request),
+        output=output,
+    )
+
+
+def _logprobs(request: ResponsesRequest) -> int | None:
+    if request.top_logprobs is not None:
+        return request.top_logprobs
+    return 0 if LOGPROBS in (request.include or ()) else None
+
+
+def _output(request: Prompt) -> OutputFormat | None:
+    wanted = request.text.format if request.text else None
+    if isinstance(wanted, SchemaFormat):
+        return OutputFormat("json_schema", wanted.schema_)
+    return OutputFormat("json_object") if wanted and wanted.type == "json_object" else None
+
+
+def _thinking(request: Prompt, notes: Notes) -> Thinking:
+    options = request.reasoning
+    if options is not None and options.context not in (None, "auto"):
+        notes.unused("reasoning.context")
+    thinking = thinking_for("xhigh" if options.effort == "max" else options.effort) if options else Thinking()
+    budget = request.thinking_budget if isinstance(request, ResponsesRequest) else None
+    return thinking if budget is None else Thinking(thinking.enabled, budget)
+
+
+def _choice(request: Prompt, tools: Sequence[Tool]) -> tuple[ToolChoice, Sequence[Tool]]:
+    wanted, parallel = request.tool_choice, request.parallel_tool_calls is not False
+    if isinstance(wanted, NamedTool):
+        return ToolChoice("named", wanted.name, parallel), tools
+    if isinstance(wanted, AllowedTools):
+        names = {tool.get("name") for tool in wanted.tools}
+        return ToolChoice(wanted.mode, parallel=parallel), [tool for tool in tools if tool.name in names]
+    return ToolChoice(wanted or "auto", parallel=parallel), tools
+
+
+def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, notes: Notes) -> None:
+    match item:
+        case items.Message(role="assistant"):
+            conversation.says(_text(item.content, "", f"{param}.content"))
+        case items.Message(role="user"):
+            conversation.user(_text(item.content, BETWEEN, f"{param}.content"))
+        case items.Message():
+            conversation.system(_text(item.content, BETWEEN, f"{param}.content"))
+        case items.Reasoning():
+            conversation.thinks(BETWEEN.join(part.text for part in item.content or item.summary))
+        case items.FunctionCall():
+            name = joined(item.namespace, item.name)
+            conversation.calls(item.call_id, name, arguments_object(item.arguments))
+        case items.CustomToolCall():
+            conversation.calls(item.call_id, joined(item.namespace, item.name), {"input": item.input})
+        case items.CallOutput():
+            conversation.result(item.call_id, _text(item.output, BETWEEN, f"{param}.output"))
+        case items.AdditionalTools():
+            box.add(item.tools, notes)
+        case items.ItemReference():
+            said = "This server keeps no items: send the items themselves, with 'store': false."
+            raise bad_request(said, param, "unsupported_parameter")
+        case _:
+            notes.unused(f"input item {item.type}")
+
+
+def _text(content: str | Sequence[Any], between: str, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        if isinstance(part, items.Media):
+            raise no_media(part.type, f"{param}[{index}]")
+        texts.append(part.refusal if isinstance(part, items.Refusal) else part.text)
+    return between.join(texts)
+
+
+def _check(request: Prompt, notes: Notes) -> None:
+    """What cannot be had is refused; what clients always send, and what changes nothing here, is noted."""
+    if request.previous_response_id is not None or request.conversation is not None:
+        name = "conversation" if request.previous_response_id is None else "previous_response_id"
+        raise bad_request(
+            f"'{name}' is not supported: this server keeps no conversations. Send the whole input each time.",
+            name,
+            "unsupported_parameter",
+        )
+    if request.truncation == "auto":
+        notes.unused("truncation")
+    if request.text and request.text.verbosity not in (None, "medium"):
+        notes.unused("text.verbosity")
+    if isinstance(request, ResponsesRequest):
+        _check_rest(request, notes)
+
+
+def _check_rest(request: ResponsesRequest, notes: Notes) -> None:
+    for name in ("background", "prompt"):
+        if getattr(request, name):
+            raise bad_request(f"'{name}' is not supported by this server.", name, "unsupported_parameter")
+    for name in ("store", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user", "client_metadata"):
+        if getattr(request, name):
+            notes.unused(name)
+    if request.max_tool_calls is not None:
+        notes.unused("max_tool_calls")
+    if request.service_tier not in (None, "auto", "default"):
+        notes.unused("service_tier")
+    for value in request.include or ():
+        if value != LOGPROBS:
+            notes.unused(f"include {value}")
+    options = request.stream_options
+    if options and options.include_obfuscation:
+        notes.unused("stream_options.include_obfuscation")
+    if options and options.reasoning_summary_delivery:
+        notes.unused("stream_options.reasoning_summary_delivery")

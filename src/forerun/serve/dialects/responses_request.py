@@ -1,0 +1,111 @@
+"""The body of a request to /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from forerun.serve.dialects.fields import Extras
+from forerun.serve.dialects.responses_items import AnyItem, AnyTool
+from forerun.serve.routes.openai_fields import StopString
+from forerun.serve.routes.strict import Strict
+
+
+class PlainFormat(Strict):
+    """Any text, or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(Strict):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Strict):
+    """What the text of the answer is like."""
+
+    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(Strict):
+    """How much the model thinks, and in which form a client gets to read it."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: str | None = None
+
+
+class StreamOptions(Strict):
+    """Of a stream."""
+
+    include_obfuscation: bool | None = None
+    reasoning_summary_delivery: str | None = None
+
+
+class NamedTool(Strict):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(Strict):
+    """Only these of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class Prompt(Extras):
+    """What decides the prompt, and so its number of tokens."""
+
+    model: str | None = None
+    input: str | list[AnyItem] | None = None
+    instructions: str | None = None
+    tools: list[AnyTool] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+
+
+class ResponsesRequest(Prompt):
+    """All of a request; what it may name and this server does not have is told apart in `responses_job`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"input": "Why is the sky blue?", "stream": True}]})
+
+    max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    stop: StopString | list[StopString] | None = None
+    thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    prompt: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    max_tool_calls: int | None = None
+    user: str | None = None
+    client_metadata: dict[str, Any] | None = None

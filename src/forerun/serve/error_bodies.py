@@ -1,0 +1,115 @@
+"""Errors as clients know them: OpenAI's form, and Anthropic's under /v1/messages. No paths, addresses or tracebacks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.sse import data_event
+
+log = logging.getLogger("forerun")
+
+UNEXPECTED = "The server failed to answer this request."
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+HTTP_MESSAGES = {404: "There is nothing at this address.", 405: "This address does not take that method."}
+
+
+def openai_body(error: ApiError) -> dict[str, Any]:
+    """With numbers, such as the prompt's length, beside the message."""
+    code: str | int | None = 503 if error.status == 503 else error.code
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": code, **error.facts}}
+
+
+def anthropic_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
+    """`/v1/messages` and all below."""
+    kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    message, facts = error.message, error.facts
+    if error.code == "context_length_exceeded" and {"n_prompt_tokens", "n_ctx"} <= facts.keys():
+        # Anthropic's own words: Claude Code looks for them, and shortens the conversation.
+        message = f"prompt is too long: {facts['n_prompt_tokens']} tokens > {facts['n_ctx']} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message, **facts}, "request_id": request_id}
+
+
+def error_response(path: str, error: ApiError, request_id: str | None = None) -> Response:
+    """In the form that belongs to the path."""
+    body = anthropic_body(error, request_id) if path.startswith("/v1/messages") else openai_body(error)
+    return JSONResponse(body, error.status, headers=error.headers)
+
+
+def error_event(error: Exception) -> bytes:
+    """For a stream that has begun."""
+    return data_event(openai_body(as_api_error(error)))
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What was not foreseen is for the log; the client learns that it happened."""
+    if isinstance(error, ApiError):
+        return error
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, UNEXPECTED)
+
+
+def validation_error(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong, and where. Of several forms that a field may have, the one that came closest."""
+    errors = error.errors()
+    first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
+    place = [part for part in first["loc"] if part != "body"]
+    kind = first["type"]
+    if kind == "json_invalid":
+        return bad_request("The body is not valid JSON.", code="invalid_json")
+    param = _param(place)
+    if kind == "extra_forbidden":
+        return bad_request(f"'{param}' is not supported.", param, "unknown_parameter")
+    if not place:
+        return bad_request("The body must be a JSON object, sent as application/json.")
+    return bad_request(f"Invalid '{param}': {first['msg']}.", param, "invalid_value")
+
+
+def _param(place: list[Any]) -> str:
+    """messages[3].content: as OpenAI writes it, without the names of union members that pydantic adds."""
+    text = ""
+    for part in place:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float", "bool") and part[:1].islower():
+            text += f".{part}" if text else part
+    return text[:200]
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """All ways a request can fail."""
+
+    @app.exception_handler(ApiError)
+    async def known(request: Request, error: ApiError) -> Response:
+        return _answered(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _answered(request, validation_error(error))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        message = HTTP_MESSAGES.get(error.status_code, str(error.detail))
+        return _answered(request, ApiError(error.status_code, message, headers=error.headers))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return _answered(request, as_api_error(error))
+
+
+def _answered(request: Request, error: ApiError) -> Response:
+    return error_response(request.scope["path"], error, getattr(request.state, "request_id", None))

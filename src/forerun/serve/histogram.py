@@ -1,0 +1,57 @@
+"""How often a measurement lay between which bounds: one thread writes, any may read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+
+# As other servers have them, so that dashboards fit; the first ones are finer, because small models are fast.
+FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 40)
+PER_REQUEST = (
+    0.01,
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    60,
+    120,
+    240,
+    480,
+    960,
+    1920,
+    7680,
+)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+PER_ROUND = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+
+
+class Histogram:
+    """Buckets with fixed upper bounds, and one for all above them."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """A measurement, or several that were equal."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def snapshot(self) -> tuple[list[tuple[str, float]], float]:
+        """Upper bounds and how many lay at or below each, as Prometheus wants them; and the sum of all."""
+        counts, total = self._counts.copy(), self._sum
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(counts)), strict=True)), total

@@ -1,0 +1,120 @@
+"""One answer of the engine in this process, as its reader on the event loop sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from forerun.engine.sequence import Emission, Logprob
+from forerun.serve.engine_client import Ended
+
+MANY, FEW = 256, 64  # tokens that wait for a slow reader: its sequence pauses at many, and goes on at few
+
+
+class Keeper(Protocol):
+    """Who makes answers: told on the event loop what becomes of each."""
+
+    def hold(self, answer: LocalAnswer, held: bool) -> None:
+        """Its reader does not keep up, or does again."""
+        ...
+
+    def over(self, answer: LocalAnswer, abandoned: bool) -> None:
+        """It has ended; `abandoned`: its reader wants no more, whatever the engine still does."""
+        ...
+
+
+class LocalAnswer:
+    """Everything here happens on the loop that asked for it; the engine's thread only passes it on."""
+
+    def __init__(self, keeper: Keeper, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.prompt_logprobs: Sequence[Logprob] = ()
+        self._keeper = keeper
+        self._items: deque[list[Emission] | Ended] = deque()
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._backlog = 0  # tokens in `_items`
+        self._held = False
+        self._over = False  # nothing more will come
+        self._closed = False  # nothing more will be read
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Unless it is over by then."""
+        self._timers.append(self.loop.call_later(seconds, act))
+
+    def give(self, emissions: Sequence[Emission], last: Ended | Exception | None) -> None:
+        """What a round gave; `last`: how it ended, if it did."""
+        if self._over:
+            return
+        if emissions:
+            self._backlog += len(emissions)
+            waiting = self._items[-1] if self._items else None
+            if isinstance(waiting, list):  # the reader is late: it gets the rounds together, which is less work for it
+                waiting += emissions
+            else:
+                self._items.append(list(emissions))
+        if last is not None:
+            if isinstance(last, Ended):
+                self._items.append(last)
+            else:
+                self._failure = last
+            self._end(abandoned=False)
+        elif self._backlog > MANY and not self._held:
+            self._held = True
+            self._keeper.hold(self, True)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Stop it; its reader gets the error after what came before."""
+        if not self._over:
+            self._failure = error
+            self._end(abandoned=True)
+            self._wake()
+
+    async def close(self) -> None:
+        """Stop it and free its memory. Safe at any time and any number of times; it never waits."""
+        self._closed = True
+        self._items.clear()
+        if not self._over:
+            self._end(abandoned=True)
+        self._wake()
+
+    def _end(self, abandoned: bool) -> None:
+        self._over = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._keeper.over(self, abandoned)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> AsyncIterator[Sequence[Emission] | Ended]:
+        return self
+
+    async def __anext__(self) -> Sequence[Emission] | Ended:
+        while not self._items:
+            if self._closed:
+                raise StopAsyncIteration
+            if self._failure is not None:
+                self._closed = True
+                raise self._failure
+            if self._over:
+                raise StopAsyncIteration
+            assert self._waiter is None, "one reader at a time"
+            self._waiter = self.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        item = self._items.popleft()
+        if not isinstance(item, Ended):
+            self._backlog -= len(item)
+            if self._held and self._backlog <= FEW:
+                self._held = False
+                self._keeper.hold(self, False)
+        return item

@@ -1,0 +1,250 @@
+"""The engine in this process: one event loop asks, one thread runs rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Literal, TypeVar, cast
+
+from forerun.engine.request import Request
+from forerun.engine.sequence import Status
+from forerun.engine.thread import EngineThread
+from forerun.engine.warmup import warm_up
+from forerun.errors import ForerunError
+from forerun.language_model import LanguageModel
+from forerun.progress import NullProgress, Progress
+from forerun.serve.engine_client import EngineState, Work
+from forerun.serve.engine_room import EngineRoom, Live
+from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.local_answer import LocalAnswer
+from forerun.serve.settings import ServeSettings
+from forerun.serve.tally import Tally, Times, Totals
+
+log = logging.getLogger("forerun")
+Made = TypeVar("Made")
+LONGEST_WAIT = 60  # seconds that a client is told to wait, at most
+END = 10.0  # seconds for the engine's thread to end; a device that hangs does not keep the process
+
+
+class LocalEngine:
+    """An `EngineClient`. It may be made before there is a model: it is loading until `load` or `open` is done."""
+
+    def __init__(self, settings: ServeSettings | None = None) -> None:
+        self.settings = settings or ServeSettings()
+        self.model: LanguageModel | None = None
+        self.tally = Tally()
+        self._status: Literal["loading", "ready", "draining", "broken"] = "loading"
+        self._room: EngineRoom | None = None
+        self._thread: EngineThread | None = None
+        self._answers: dict[LocalAnswer, Live] = {}  # not ended and not closed
+        self._places = self.settings.max_running  # answers that may be in the making at once
+        self._empty: asyncio.Event | None = None  # set when there are none left, while somebody waits for that
+
+    async def load(self, make: Callable[[], LanguageModel], progress: Progress | None = None) -> LanguageModel:
+        """Make the model and warm it up beside the event loop; then it is ready. A failure is raised, and broken."""
+
+        def prepare() -> LanguageModel:
+            model = make()
+            for filtered in (False, True):
+                warm_up(model.engine, filtered, progress or NullProgress(), self.settings.max_running)
+            return model
+
+        try:
+            model = await beside(prepare)
+        except BaseException:
+            self._status = "broken"
+            raise
+        self.open(model)
+        return model
+
+    def open(self, model: LanguageModel) -> None:
+        """Serve a model that is loaded. From now on nobody else may use its engine."""
+        assert self._thread is None, "one model"
+        scheduler = model.engine.scheduler
+        if scheduler.max_sequences < self.settings.max_running:
+            log.warning("at most %d answers can be in the making at once", scheduler.max_sequences)
+        scheduler.max_sequences = self._places = min(scheduler.max_sequences, self.settings.max_running)
+        self.model, self._room = model, EngineRoom(model, self.tally, lambda gone: self._answers.pop(gone, None))
+        self._thread = EngineThread(model.engine, self._room.delivered, died=self._died)
+        self._status = "ready"
+
+    async def start(self, work: Sequence[Work]) -> Sequence[LocalAnswer]:
+        """Queue the choices of one request, all or none."""
+        room, thread = self._ready()
+        for one in work:
+            check(room.model, one.request)
+        self._refuse_if_full(room, len(work))
+        now, loop = time.perf_counter(), asyncio.get_running_loop()
+        lives = [Live(one, LocalAnswer(self, loop), Times(now)) for one in work]
+        if not thread.post(partial(room.submit, lives)):
+            raise unavailable("the engine has stopped")
+        for live in lives:
+            self._answers[live.answer] = live
+            live.answer.after(self.settings.queue_timeout, partial(self._waited_too_long, live))
+            live.answer.after(self.settings.request_timeout, partial(self._took_too_long, live))
+        return [live.answer for live in lives]
+
+    def _ready(self) -> tuple[EngineRoom, EngineThread]:
+        if self._status == "broken":
+            raise ApiError(503, "the engine is broken: restart the server", code="engine_broken")
+        if self._status == "draining":
+            raise unavailable("the server is shutting down")
+        if self._room is None or self._thread is None:
+            raise unavailable("the model is still loading")
+        return self._room, self._thread
+
+    def _refuse_if_full(self, room: EngineRoom, more: int) -> None:
+        """What finds a place in the rounds at once does not wait; where somebody waits for memory, nobody does."""
+        lives = list(self._answers.values())
+        waiting = sum(live.times.begun is None for live in lives)
+        free = 0 if room.blocked else max(0, self._places - (len(lives) - waiting))
+        if waiting + more > self.settings.max_queue + free:
+            seconds = self.tally.mean_seconds * max(1, waiting) / self._places
+            raise ApiError(
+                429,
+                f"{waiting} answers are waiting already: try again later",
+                code="queue_full",
+                headers={"Retry-After": str(min(LONGEST_WAIT, max(1, math.ceil(seconds))))},
+            )
+
+    def _waited_too_long(self, live: Live) -> None:
+        if live.times.begun is None:
+            message = f"it waited {self.settings.queue_timeout:g} seconds for its turn: try again later"
+            live.answer.fail(ApiError(503, message, code="queue_timeout", headers={"Retry-After": str(LONGEST_WAIT)}))
+
+    def _took_too_long(self, live: Live) -> None:
+        message = f"it took longer than {self.settings.request_timeout:g} seconds: ask for fewer tokens"
+        live.answer.fail(ApiError(504, message, code="request_timeout"))
+
+    def hold(self, answer: LocalAnswer, held: bool) -> None:
+        """See `Keeper`."""
+        live = self._answers.get(answer)
+        if live is not None and self._room is not None and self._thread is not None:
+            self._thread.post(partial(self._room.hold, live, held))
+
+    def over(self, answer: LocalAnswer, abandoned: bool) -> None:
+        """See `Keeper`."""
+        live = self._answers.pop(answer, None)
+        if abandoned and live is not None and self._room is not None and self._thread is not None:
+            self._thread.post(partial(self._room.release, live))
+        if not self._answers and self._empty is not None:
+            self._empty.set()
+
+    def state(self) -> EngineState:
+        """As things are now; any thread may ask."""
+        now = time.perf_counter()
+        lives = [live for live in list(self._answers.values()) if not live.times.ended]
+        waiting = sum(live.times.begun is None or is_parked(live) for live in lives)
+        recent, pool = self.tally.recent.sum(now), None if self.model is None else self.model.engine.pool
+        return EngineState(
+            status=self._status,
+            running=len(lives) - waiting,
+            waiting=waiting,
+            cache_usage=0.0 if pool is None else 1 - pool.free / pool.count,
+            tokens_per_second=recent.tokens / max(1.0, now - recent.began),
+            accepted_share=recent.accepted / recent.drafted if recent.drafted else None,
+            tokens_per_round=1 + recent.accepted / recent.rounds if recent.rounds else None,
+            arms=dict(self.totals().arms),
+            warnings=() if self.model is None else tuple(self.model.engine.low_acceptance.warnings),
+        )
+
+    def totals(self) -> Totals:
+        """Of all answers since the start."""
+        return self.tally.totals({} if self._room is None else self._room.lives)
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse what is new, let the others finish for so long, stop the rest, and end the thread."""
+        if self._status != "broken":
+            self._status = "draining"
+        if self._answers and timeout > 0:
+            self._empty = self._empty or asyncio.Event()
+            try:
+                await asyncio.wait_for(self._empty.wait(), timeout)
+            except TimeoutError:
+                log.warning("%d answers were stopped: they took too long to finish", len(self._answers))
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop what still runs, and end the thread."""
+        if self._status != "broken":
+            self._status = "draining"
+        for answer in list(self._answers):
+            answer.fail(unavailable("the server is shutting down"))
+        if self._thread is not None:
+            await beside(partial(self._thread.close, END))
+        if self.model is not None:
+            self.model.keep_costs()
+
+    def _died(self, error: BaseException) -> None:
+        """On the engine's thread, at its end."""
+        self._status = "broken"
+        answers = list(self._answers)
+        for loop in {answer.loop for answer in answers}:
+            mine = [answer for answer in answers if answer.loop is loop]
+            with suppress(RuntimeError):  # it is closed: nobody reads any more
+                loop.call_soon_threadsafe(partial(fail_all, mine, type(error).__name__))
+
+
+def fail_all(answers: Sequence[LocalAnswer], reason: str) -> None:
+    """The engine is broken."""
+    for answer in answers:
+        answer.fail(ApiError(500, f"the engine broke while it answered ({reason})", code="engine_broken"))
+
+
+def check(model: LanguageModel, request: Request) -> None:
+    """Refuse what can never run."""
+    prompt, context = len(request.prompt), model.engine.context
+    if prompt >= context:
+        raise ApiError(
+            400,
+            f"the prompt has {prompt} tokens and the context holds {context}: shorten it",
+            code="context_length_exceeded",
+            n_prompt_tokens=prompt,
+            n_ctx=context,
+        )
+    try:
+        model.engine.check(request)
+    except ForerunError as error:
+        raise bad_request(str(error)) from error
+
+
+def is_parked(live: Live) -> bool:
+    """Does it wait for memory again?"""
+    return live.sequence is not None and live.sequence.status is Status.PARKED
+
+
+def unavailable(message: str) -> ApiError:
+    """Not now."""
+    return ApiError(503, f"{message}: try again later", headers={"Retry-After": "5"})
+
+
+async def beside(make: Callable[[], Made]) -> Made:
+    """What takes long, on a thread that the end of the process does not wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Made] = loop.create_future()
+
+    def tell(made: Made | None, error: BaseException | None) -> None:
+        if done.done():  # whoever asked was cancelled
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast(Made, made))
+
+    def run() -> None:
+        made, failure = None, None
+        try:
+            made = make()
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, made, failure)
+
+    threading.Thread(target=run, name="forerun beside", daemon=True).start()
+    return await done

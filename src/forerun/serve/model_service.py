@@ -1,0 +1,95 @@
+"""The model behind the server: absent while it loads, then everything the routes need of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forerun.sample.grammar import GrammarVocabulary
+from forerun.serve.engine_client import EngineClient, EngineState
+from forerun.serve.errors import ApiError
+from forerun.serve.parsing.formats import AnswerFormat, format_of
+from forerun.text.token_bytes import TokenBytes
+
+REASONS = {
+    "loading": "Loading model",
+    "draining": "The server is shutting down.",
+    "broken": "The engine has failed: restart the server.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What a request needs of a model that is ready."""
+
+    tokenizer: Any
+    context: int  # tokens of prompt and answer together
+    vocab: int
+    stop_ids: frozenset[int] = frozenset()
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
+    about: Mapping[str, Any] = field(default_factory=dict)  # for /props: device, drafters, memory
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    token_bytes: TokenBytes = field(init=False)
+    format: AnswerFormat = field(init=False)  # how it writes thinking and tool calls
+    _grammars: list[GrammarVocabulary] = field(init=False, default_factory=list)  # none until somebody needs one
+    _making: threading.Lock = field(init=False, default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer))
+        object.__setattr__(self, "format", self._format())
+
+    def _format(self) -> AnswerFormat:
+        return format_of(self.tokenizer, tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Characters: a text with more has too many tokens whatever it says."""
+        return self.context * self.token_bytes.longest
+
+    def grammar_vocabulary(self) -> GrammarVocabulary:
+        """Its tokens as grammars see them: made once, which takes up to a second."""
+        with self._making:
+            if not self._grammars:
+                self._grammars.append(GrammarVocabulary(self.tokenizer, self.vocab, self.stop_ids))
+            return self._grammars[0]
+
+    def ids_of(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text that the server writes itself: marks in it are tokens of their own."""
+        return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+class ModelService:
+    """The model under the names clients may use. Until it is ready, and when it has to go, requests get 503."""
+
+    def __init__(
+        self, name: str, engine: EngineClient, aliases: tuple[str, ...] = (), loaded: LoadedModel | None = None
+    ) -> None:
+        self.name, self.names = name, frozenset((name, *aliases))
+        self.engine = engine
+        self._loaded = loaded
+
+    def ready(self, loaded: LoadedModel) -> None:
+        """The model is there."""
+        self._loaded = loaded
+
+    def loaded(self) -> LoadedModel:
+        """The model, or a 503 that says why there is none."""
+        status = self.state().status
+        if self._loaded is None or status != "ready":
+            headers = {} if status == "broken" else {"Retry-After": "5"}
+            raise ApiError(503, REASONS.get(status, REASONS["loading"]), headers=headers)
+        return self._loaded
+
+    def state(self) -> EngineState:
+        """How the engine is; it may be ready a little before all that belongs to the model."""
+        state = self.engine.state()
+        return replace(state, status="loading") if state.status == "ready" and self._loaded is None else state
+
+    def check_name(self, model: str | None) -> None:
+        """A request may name the model or leave that out; another name is not found here."""
+        if model is not None and model not in self.names:
+            message = f"The model '{model[:100]}' does not exist here; '{self.name}' does."
+            raise ApiError(404, message, param="model", code="model_not_found")

@@ -1,0 +1,41 @@
+"""Work that would keep the event loop waiting: templates, tokenizers, grammars. On few threads, for a limited time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from forerun.errors import ForerunError
+from forerun.serve.errors import bad_request
+
+Result = TypeVar("Result")
+
+THREADS = 2  # more would only take time from the engine
+
+
+class OffLoop:
+    """What is wrong with the input is the client's to know; a thread that does not come back is not waited for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="forerun prompts")
+
+    async def run(self, work: Callable[[], Result], param: str) -> Result:
+        """`param`: the field of the request that it is about."""
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            # Not `wait_for`: in Python 3.11 it takes no notice of being cancelled when the result is just there.
+            async with asyncio.timeout(self._seconds):
+                return await running
+        except TimeoutError:
+            raise bad_request(f"It took longer than {self._seconds:g} seconds to prepare this.", param) from None
+        except ForerunError as error:
+            raise bad_request(str(error), param) from error
+        except RecursionError:
+            raise bad_request("It is nested too deeply.", param) from None
+
+    def close(self) -> None:
+        """Nothing new."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

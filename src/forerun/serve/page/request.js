@@ -1,0 +1,37 @@
+/** A conversation and the settings as the body of a request. What is not set is not sent: the server knows better. */
+
+const FIELDS = {
+  temperature: "temperature",
+  topP: "top_p",
+  topK: "top_k",
+  minP: "min_p",
+  maxTokens: "max_completion_tokens",
+  seed: "seed",
+  thinkingBudget: "thinking_budget",
+};
+
+/** `path`: the nodes from the first question to the last one. */
+export function chatRequest(model, path, settings) {
+  // A question that got no answer is left out with it: many templates want the two to take turns.
+  const said = path.filter((node, at) =>
+    node.role === "user" ? at + 1 === path.length || path[at + 1].content : node.content,
+  );
+  const messages = said.map(({ role, content }) => ({ role, content }));
+  if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system.trim() });
+  const body = {
+    model,
+    messages,
+    stream: true,
+    stream_options: { include_usage: true },
+    return_token_details: true,
+  };
+  for (const [name, field] of Object.entries(FIELDS)) if (settings[name] !== null) body[field] = settings[name];
+  const speculative = speculation(settings);
+  if (speculative !== null) body.speculative = speculative;
+  return body;
+}
+
+function speculation({ draft, depth }) {
+  if (draft === "auto") return null; // what the server does by itself
+  return depth === null || draft === "off" ? draft : { draft, depth };
+}

@@ -1,0 +1,151 @@
+"""A call as a JSON object, `{"name": ..., "arguments": {...}}`: three families have it inside marks of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from forerun.serve.parsing.json_text import SPACE, JsonReader, Step, parse_json
+from forerun.serve.parsing.reader import Base, Reading
+from forerun.serve.parsing.said import Said
+
+ARGUMENTS = ("arguments", "parameters")
+
+
+class JsonCall(Base):
+    """From the opening brace to the closing one. Arguments are told as they come, once the name is known.
+
+    Arguments that are null or missing are an empty object; arguments that were written as text hold the object in it.
+    Other keys (an id) are read and left out.
+    """
+
+    def __init__(self, said: Said, raw: str, first_keys: Collection[str] | None = None) -> None:
+        """`first_keys`: of a call without marks; with another key first, or without arguments, it is just JSON."""
+        super().__init__(said, raw)
+        self._bare = first_keys is not None
+        self._first_keys = first_keys
+        self._state = "open"
+        self._value = JsonReader()
+        self._text = ""  # of the key or value being read, as strict JSON
+        self._key = ""
+        self._name: str | None = None
+        self._arguments: str | None = None
+        self._told = False  # the letter at hand went out, or waits in an escape that will
+
+    def feed(self, letter: str) -> Reading:
+        """Takes one letter; OVER with the closing brace."""
+        self._told = False
+        reading = self._step(letter)
+        if reading is Reading.MORE and not self._told:
+            self.raw += letter
+        return reading
+
+    def finish(self) -> None:
+        """Says what was begun and held back."""
+        if self._streaming():
+            self.said.arguments(self._value.held)
+
+    def _step(self, letter: str) -> Reading:
+        state = self._state
+        if state in ("key", "value"):
+            return self._in_json(letter)
+        if letter in SPACE:
+            return Reading.MORE
+        if state == "open" and letter == "{":
+            self._state = "key or end"
+        elif state in ("key or end", "next key") and letter == '"':
+            self._state, self._value, self._text = "key", JsonReader(), ""
+            return self._in_json(letter)
+        elif state == "colon" and letter == ":":
+            self._state, self._value, self._text = "value", JsonReader(), ""
+        elif state == "comma" and letter == ",":
+            self._state = "next key"
+        elif state in ("comma", "key or end") and letter == "}":
+            return self._closed(letter)
+        else:
+            return self.failed(letter)
+        return Reading.MORE
+
+    def _in_json(self, letter: str) -> Reading:
+        step, text = self._value.feed(letter)
+        if step is Step.FAILED:
+            self.finish()
+            return self.failed(letter)
+        if self._streaming():
+            self._told = True
+            self.said.arguments(text)
+        else:
+            self._text += text
+            if self._may_stream():
+                self._begin_with(self._text.lstrip(SPACE))
+        if step is Step.MORE:
+            return Reading.MORE
+        if self._state == "key":
+            return self._keep_key(letter)
+        if not self._keep_value():
+            return self.failed(letter)
+        self._state = "comma"
+        return self._step(letter) if step is Step.BEFORE else Reading.MORE
+
+    def _keep_key(self, letter: str) -> Reading:
+        self._key, self._state = str(parse_json(self._text)), "colon"
+        if self._first_keys is not None and self._key not in self._first_keys:
+            return self.failed(letter)
+        self._first_keys = None
+        return Reading.MORE
+
+    def _streaming(self) -> bool:
+        return self.started and self._state == "value" and self._arguments is None and self._key in ARGUMENTS
+
+    def _may_stream(self) -> bool:
+        """The arguments of a known call are an object, and what it begins with is good JSON."""
+        if self.started or self._name is None or self._state != "value" or self._key not in ARGUMENTS:
+            return False
+        first, _, second = self._text.lstrip(SPACE).partition("{")
+        return not first and bool(second.strip(SPACE)) and self._arguments is None
+
+    def _keep_value(self) -> bool:
+        """A key's value is there as a whole: is it what a call has?"""
+        if self._key == "name" and self._name is None:
+            name = parse_json(self._text)
+            if not isinstance(name, str) or not name:
+                return False
+            self._name = name
+            if self._arguments is not None:
+                self._begin_with(self._arguments)
+        elif self._key in ARGUMENTS and self._arguments is None:
+            arguments = "" if self.started else _object_text(self._text)
+            if arguments is None:
+                return False
+            self._arguments = arguments
+            if self._name is not None and not self.started:
+                self._begin_with(arguments)
+        return True
+
+    def _begin_with(self, arguments: str) -> None:
+        self._told = True
+        self.begin(str(self._name))
+        self.said.arguments(arguments)
+
+    def _closed(self, letter: str) -> Reading:
+        if self._name is None or (self._bare and not self.started):
+            return self.failed(letter)
+        if not self.started:
+            self._begin_with("{}")
+        self.end()
+        return self.over("")
+
+
+def _object_text(text: str) -> str | None:
+    """Arguments as the text of an object, or None if they are none."""
+    value = parse_json(text)
+    if value is None:
+        return "{}"
+    if isinstance(value, dict):
+        return text.strip(SPACE)
+    if isinstance(value, str):
+        try:
+            inner = parse_json(value)
+        except ValueError:
+            return None
+        return value.strip(SPACE) if isinstance(inner, dict) else None
+    return None

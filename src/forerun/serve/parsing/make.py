@@ -1,0 +1,42 @@
+"""The right parser for a model's format and a request's tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from forerun.serve.chat_job import Tool
+from forerun.serve.parsing import gemma, hermes, json_list, mistral, qwen_coder
+from forerun.serve.parsing.answer import MakeReader, TaggedParser
+from forerun.serve.parsing.formats import THINK_MARKS, AnswerFormat
+from forerun.serve.parsing.pieces import AnswerParser
+
+
+def make_parser(
+    format: AnswerFormat, tools: Sequence[Tool], *, thinking_open: bool, tools_enabled: bool
+) -> AnswerParser:
+    """A parser for one answer. Without tools, or with tools switched off, nothing is a call."""
+    marks, first_marks, reader = _family(format, tools if tools_enabled else ())
+    return TaggedParser(
+        think=THINK_MARKS.get(format.reasoning),
+        think_anywhere=format.reasoning != "think",  # the other families' marks are tokens that nobody writes by chance
+        thinking_open=thinking_open,
+        marks=marks,
+        first_marks=first_marks,
+        make_reader=reader,
+    )
+
+
+def _family(format: AnswerFormat, tools: Sequence[Tool]) -> tuple[tuple[str, ...], tuple[str, ...], MakeReader | None]:
+    """What begins calls, what begins them only at the beginning of the text, and who reads them."""
+    if not tools or format.tools == "none":
+        return (), (), None
+    if format.tools == "qwen3_coder":
+        return qwen_coder.MARKS, (), partial(qwen_coder.QwenCoderReader, tools=tools)
+    if format.tools == "llama3_json":
+        return json_list.LLAMA_MARKS, json_list.LLAMA_FIRST_MARKS, json_list.LlamaReader
+    if format.tools == "gemma4":
+        return gemma.MARKS, (), gemma.GemmaReader
+    if format.tools == "mistral":
+        return mistral.MARKS, (), mistral.MistralReader
+    return hermes.MARKS, (), hermes.HermesReader

@@ -1,0 +1,115 @@
+"""OpenAI's messages, checked, and in the form that chat templates take."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from forerun.serve.errors import bad_request
+from forerun.serve.routes.strict import Strict
+
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1000
+MAX_CALLS = 128
+
+CallId = Annotated[str, StringConstraints(max_length=200)]
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+MEDIA = {
+    **dict.fromkeys(("image_url", "input_image", "image"), "images"),
+    **dict.fromkeys(("video_url", "input_video", "video"), "videos"),
+    **dict.fromkeys(("audio_url", "input_audio", "audio"), "sounds"),
+    **dict.fromkeys(("file", "input_file"), "files"),
+}
+
+
+def _no_media(part: Any) -> Any:
+    """Media get an error of their own: the model sees none."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in MEDIA:
+        raise bad_request(f"The model takes text only: {MEDIA[kind]} are not supported.", "messages")
+    return part
+
+
+class TextPart(Strict):
+    """Part of a message."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+
+Part = Annotated[TextPart, BeforeValidator(_no_media)]
+Text = str | Annotated[list[Part], Field(max_length=MAX_PARTS)]
+
+
+class CalledFunction(Strict):
+    """What the model called."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call of an earlier turn."""
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Annotated[int, Field(ge=0, le=MAX_CALLS)] | None = None  # clients that keep deltas send it back
+
+
+class Message(Strict):
+    """A turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | None = None
+    name: Annotated[str, StringConstraints(max_length=200)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
+    tool_call_id: CallId | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+    def template_form(self, number: int) -> dict[str, Any]:
+        """As templates know it. `number` counts from 0, for errors."""
+        where = f"messages[{number}]"
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
+            raise bad_request(f"A message of role '{self.role}' needs content.", f"{where}.content")
+        if self.role != "assistant" and (self.tool_calls or self.reasoning_content or self.reasoning or self.refusal):
+            raise bad_request("Only the assistant calls tools, reasons and refuses.", where)
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise bad_request("Messages of role 'tool', and only they, need a 'tool_call_id'.", f"{where}.tool_call_id")
+        form: dict[str, Any] = {"role": self.role, "content": joined(self.content) or self.refusal or ""}
+        if self.name is not None:
+            form["name"] = self.name
+        if self.tool_call_id is not None:
+            form["tool_call_id"] = self.tool_call_id
+        if reasoning := self.reasoning_content or self.reasoning:
+            form["reasoning_content"] = reasoning
+        if self.tool_calls:
+            form["tool_calls"] = [_call(call, where) for call in self.tool_calls]
+        return form
+
+
+def joined(content: str | list[TextPart] | None) -> str:
+    """Parts are one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    """Templates want arguments as an object."""
+    try:
+        arguments = json.loads(call.function.arguments or "{}", parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise bad_request("The arguments of a tool call must be a JSON object, as text.", f"{where}.tool_calls")
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

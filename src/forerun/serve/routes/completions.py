@@ -1,0 +1,48 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from forerun.serve.completion_service import CompletionPipeline
+from forerun.serve.model_service import ModelService
+from forerun.serve.routes.chat import stream_chunks
+from forerun.serve.routes.chat_chunks import Shape
+from forerun.serve.routes.completion_chunks import TextChunks, whole_text
+from forerun.serve.routes.completion_request import CompletionRequest
+from forerun.serve.routes.openai_fields import warning_header
+from forerun.serve.settings import ServeSettings
+from forerun.serve.sse import shielded, unless_gone
+
+
+def router(
+    completions: CompletionPipeline, models: ModelService, settings: ServeSettings, fingerprint: str
+) -> APIRouter:
+    """OpenAI's text completions."""
+    routes = APIRouter(tags=["OpenAI"])
+
+    @routes.post("/v1/completions", response_model=None)
+    async def text_completions(body: CompletionRequest, request: Request) -> Response:
+        """Go on with a text, fill a gap in one, or rate one."""
+        models.check_name(body.model)
+        job = body.job()
+        headers = warning_header(body.warnings())
+        shape = Shape(
+            fingerprint,
+            include_usage=body.include_usage,
+            logprobs=body.logprobs is not None,
+            token_details=bool(body.return_token_details),
+            echo=job.echo,
+        )
+        started = await unless_gone(request, completions.start(job), lambda started: started.run.close())
+        if body.stream:
+            chunks = TextChunks(started, shape)
+            return await stream_chunks(request, started.run, chunks.of, settings.ping, headers)
+        try:
+            answer = await unless_gone(request, whole_text(started, shape, body.only_prompt))
+        finally:
+            await shielded(started.run.close())
+        return JSONResponse(answer, headers=headers)
+
+    return routes

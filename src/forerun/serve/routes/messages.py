@@ -1,0 +1,53 @@
+"""Anthropic's Messages API, which Claude Code speaks: the chat pipeline in other words."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from forerun.serve.chat_events import ChatService
+from forerun.serve.dialects.messages_events import MessagesEncoder
+from forerun.serve.dialects.messages_job import make_job
+from forerun.serve.dialects.messages_request import CountRequest, MessagesRequest
+from forerun.serve.dialects.notes import Notes
+from forerun.serve.dialects.transport import event_stream, start, whole_answer
+from forerun.serve.errors import bad_request
+from forerun.serve.request_ids import request_id
+from forerun.serve.settings import ServeSettings
+
+
+def router(service: ChatService, settings: ServeSettings) -> APIRouter:
+    """`/v1/messages` and `/v1/messages/count_tokens`."""
+    routes = APIRouter(tags=["Anthropic"])
+
+    @routes.post("/v1/messages", response_model=None)
+    async def create(body: MessagesRequest, request: Request) -> Response:
+        """An answer in the form of the Messages API, whole or as events."""
+        _check_fields(body, request)
+        notes = Notes()
+        notes.model(body.model, service.model)
+        named = request_id(request)
+        run = await start(request, service, make_job(body, notes, named))
+        encoder = MessagesEncoder(run, named)
+        headers = {"request-id": named, **notes.headers()}
+        if body.stream:
+            return await event_stream(request, run, encoder, settings.ping, headers)
+        return await whole_answer(request, run, encoder, headers)
+
+    @routes.post("/v1/messages/count_tokens", response_model=None)
+    async def count(body: CountRequest, request: Request) -> Response:
+        """How many tokens such a request has, template and tools included."""
+        _check_fields(body, request)
+        notes = Notes()
+        notes.model(body.model, service.model)
+        count = await service.count_tokens(make_job(body, notes))
+        return JSONResponse({"input_tokens": count}, headers=notes.headers())
+
+    return routes
+
+
+def _check_fields(body: CountRequest, request: Request) -> None:
+    """Fields that nobody here knows are errors, unless Claude Code sends them: then they are named in the warning."""
+    if body.model_extra and "claude-code" not in request.headers.get("anthropic-beta", ""):
+        name = next(iter(body.model_extra))
+        raise bad_request(f"'{name}' is not supported.", name, "unknown_parameter")

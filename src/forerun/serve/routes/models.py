@@ -1,0 +1,41 @@
+"""GET /v1/models: the one model, in OpenAI's list and in the one Codex reads."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+
+from forerun.serve.model_service import ModelService
+
+
+def router(models: ModelService) -> APIRouter:
+    """Lists and describes the model that is served."""
+    routes = APIRouter(tags=["OpenAI"])
+    created = int(time.time())
+
+    def entry() -> dict[str, Any]:
+        loaded = models.loaded()
+        return {
+            "id": models.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "forerun",
+            "max_model_len": loaded.context,
+        }
+
+    @routes.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        """All models: one."""
+        found = entry()
+        codex = {"slug": models.name, "display_name": models.name, "context_window": found["max_model_len"]}
+        return {"object": "list", "data": [found], "models": [codex]}
+
+    @routes.get("/v1/models/{model:path}")
+    async def get_model(model: str) -> dict[str, Any]:
+        """One model by any of its names."""
+        models.check_name(model)
+        return entry()
+
+    return routes

@@ -1,0 +1,66 @@
+"""OpenAI's Responses API, which Codex speaks: the chat pipeline in other words. Nothing is kept between requests."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from forerun.serve.chat_events import ChatService
+from forerun.serve.dialects.notes import Notes
+from forerun.serve.dialects.responses_events import Named, ResponsesEncoder
+from forerun.serve.dialects.responses_job import make_job
+from forerun.serve.dialects.responses_request import Prompt, ResponsesRequest
+from forerun.serve.dialects.transport import event_stream, start, whole_answer
+from forerun.serve.errors import ApiError
+from forerun.serve.request_ids import request_id
+from forerun.serve.settings import ServeSettings
+from forerun.serve.sse import data_event
+
+
+def router(service: ChatService, settings: ServeSettings) -> APIRouter:
+    """`/v1/responses` and `/v1/responses/input_tokens`."""
+    routes = APIRouter(tags=["OpenAI"])
+
+    @routes.post("/v1/responses", response_model=None)
+    async def create(body: ResponsesRequest, request: Request) -> Response:
+        """An answer in the form of the Responses API, whole or as events."""
+        notes = Notes()
+        notes.model(body.model, service.model)
+        job, box = make_job(body, notes, request_id(request))
+        try:
+            run = await start(request, service, job)
+        except ApiError as error:
+            if not (body.stream and error.code == "context_length_exceeded" and _is_codex(request)):
+                raise
+            # OpenAI says this in a stream, and that is where Codex looks for it before it shortens the conversation.
+            unborn = Named(uuid.uuid4().hex, int(time.time()), service.model)
+            return _failed_stream(ResponsesEncoder(unborn, body, box), error, notes)
+        encoder = ResponsesEncoder(run, body, box)
+        if body.stream:
+            return await event_stream(request, run, encoder, settings.ping, notes.headers())
+        return await whole_answer(request, run, encoder, notes.headers())
+
+    @routes.post("/v1/responses/input_tokens", response_model=None)
+    async def count(body: Prompt) -> Response:
+        """How many tokens such a request has, template and tools included."""
+        notes = Notes()
+        notes.model(body.model, service.model)
+        job, _ = make_job(body, notes)
+        count: dict[str, Any] = {"object": "response.input_tokens", "input_tokens": await service.count_tokens(job)}
+        return JSONResponse(count, headers=notes.headers())
+
+    return routes
+
+
+def _is_codex(request: Request) -> bool:
+    return "codex" in (request.headers.get("originator", "") + request.headers.get("user-agent", "")).lower()
+
+
+def _failed_stream(encoder: ResponsesEncoder, error: ApiError, notes: Notes) -> Response:
+    events = [*encoder.start(), *encoder.failed(error)]
+    body = b"".join(data_event(data, data["type"]) for data in events)
+    return Response(body, media_type="text/event-stream", headers=notes.headers())

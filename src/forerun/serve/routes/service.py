@@ -1,0 +1,58 @@
+"""How the server is: health, state, properties, version."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from forerun import __version__
+from forerun.serve.model_service import REASONS, ModelService
+from forerun.serve.settings import ServeSettings
+
+
+def router(models: ModelService, settings: ServeSettings) -> APIRouter:
+    """For whoever watches the server."""
+    routes = APIRouter(tags=["service"])
+
+    @routes.get("/health", response_model=None)
+    @routes.get("/v1/health", response_model=None)
+    async def health() -> Response:
+        """200 when requests are served; else 503 and why."""
+        status = models.state().status
+        if status == "ready":
+            return JSONResponse({"status": "ok"})
+        error = {"code": 503, "message": REASONS[status], "type": "unavailable_error"}
+        return JSONResponse({"error": error}, 503)
+
+    @routes.get("/version")
+    async def version() -> dict[str, str]:
+        """Of forerun."""
+        return {"version": __version__}
+
+    @routes.get("/stats")
+    async def stats() -> dict[str, Any]:
+        """The engine at this moment."""
+        return asdict(models.state())
+
+    @routes.get("/props")
+    async def props() -> dict[str, Any]:
+        """The model and the settings it is served with."""
+        loaded = models.loaded()
+        shown = {
+            entry.name: getattr(settings, entry.name) for entry in fields(settings) if not entry.metadata.get("secret")
+        }
+        return {
+            "model": models.name,
+            "context": loaded.context,
+            "vocabulary": loaded.vocab,
+            "generation_defaults": dict(loaded.generation_defaults),
+            "chat_template": str(loaded.tokenizer.chat_template or ""),
+            "version": __version__,
+            "settings": shown,
+            **loaded.about,
+        }
+
+    return routes

@@ -1,0 +1,60 @@
+"""Settings that cannot work are refused before a model loads, in one line that says what to do."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import socket
+
+from forerun.errors import ForerunError
+from forerun.serve.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
+from forerun.serve.settings import ServeSettings
+
+COUNTS = ("max_running", "max_queue", "max_body", "max_choices", "max_stops", "max_schema")
+SECONDS = ("queue_timeout", "request_timeout", "template_timeout", "drain_timeout", "ping")
+
+
+def check_settings(settings: ServeSettings) -> None:
+    """`ForerunError` for the first thing that is wrong."""
+    if not 0 <= settings.port <= 65535:
+        raise ForerunError(f"--port {settings.port}: give a number from 0 (any free one) to 65535")
+    for name in COUNTS:
+        if getattr(settings, name) < 1:
+            raise ForerunError(f"--{name.replace('_', '-')} {getattr(settings, name)}: give a whole number from 1 up")
+    for name in SECONDS:
+        if not 0 < getattr(settings, name) < math.inf:
+            raise ForerunError(f"--{name.replace('_', '-')} {getattr(settings, name)}: give seconds above 0")
+    for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+        value = getattr(settings, name)
+        if value not in known:
+            raise ForerunError(f"--{name.replace('_', '-')} {value}: use one of {', '.join(known)}")
+    key = settings.api_key
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        raise ForerunError("--api-key must be printable ASCII without spaces: headers carry nothing else")
+    if key is None and not is_loopback(settings.host):
+        raise ForerunError(
+            f"--host {settings.host} can be reached by others: set a key with --api-key or FORERUN_API_KEY, "
+            "or listen on 127.0.0.1"
+        )
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, or for 0 one that is free now; one that is taken is found out before a model loads."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not count
+        try:
+            listener.bind((host.strip("[]"), port))
+        except OSError as error:
+            raise ForerunError(f"cannot listen on {host}:{port}: {error.strerror or error}; try --port 0") from error
+        return int(listener.getsockname()[1])
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach it? Of names, `localhost` alone is sure to mean that."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,47 @@
+"""Are messages of a conversation well formed? What is wrong is said in one line, with the message's number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forerun.errors import ForerunError
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+_KEYS = frozenset({"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"})
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses what a template could misread."""
+    if not messages:
+        raise ForerunError("there are no messages; give at least one")
+    for number, message in enumerate(messages, start=1):
+        unknown = sorted(str(key) for key in message if key not in _KEYS)
+        if unknown:
+            raise ForerunError(f"message {number} has an unknown key {unknown[0][:60]!r}")
+        if message.get("role") not in ROLES:
+            raise ForerunError(f"message {number} has an unknown role; use one of {', '.join(ROLES)}")
+        _check_content(message.get("content"), number)
+        for key in ("reasoning_content", "tool_call_id", "name"):
+            if message.get(key) is not None and not isinstance(message[key], str):
+                raise ForerunError(f"message {number} must have text as its {key}")
+        for call in message.get("tool_calls") or ():
+            _check_call(call, number)
+
+
+def _check_content(content: Any, number: int) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list | tuple):
+        raise ForerunError(f"message {number} must have text as its content")
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ForerunError(f"message {number} has a part that is not text")
+
+
+def _check_call(call: Any, number: int) -> None:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ForerunError(f"message {number} has a tool call without the name of a function")
+    if not isinstance(function.get("arguments") or {}, Mapping):
+        raise ForerunError(f"message {number} has a tool call whose arguments are not an object")

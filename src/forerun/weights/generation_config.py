@@ -1,0 +1,41 @@
+"""What a model's makers recommend for sampling: generation_config.json, read with care."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from forerun.weights.folder import read_json
+
+# Names as users of forerun know them, and what counts as sane.
+RANGES = {
+    "temperature": (0.0, 10.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 1_000_000),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+}
+COLDEST = 1e-6  # files that mean "no sampling" may say something smaller than that
+
+
+def generation_defaults(folder: Path) -> dict[str, float]:
+    """Option → value. What is no number, out of range or unknown to us is left out; no sampling is temperature 0."""
+    config = read_json(folder, "generation_config.json") or {}
+    if config.get("do_sample") is False:
+        return {"temperature": 0.0} | _numbers(config, "repetition_penalty")
+    return _numbers(config, *RANGES)
+
+
+def _numbers(config: dict[str, object], *names: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in names:
+        value, (low, high) = config.get(name), RANGES[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            continue
+        if low <= value <= high and (name != "top_k" or value == int(value)):
+            found[name] = int(value) if name == "top_k" else float(value)
+    if found.get("temperature", 1.0) < COLDEST:
+        found["temperature"] = 0.0
+    return found

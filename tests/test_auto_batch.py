@@ -1,0 +1,85 @@
+"""A batch that does not draft: everybody decodes plainly, at once, and no drafter reads prompts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engines import NoText, Scripted, decoder, engine, request, run
+from tiny import tiny_model
+
+from forerun.engine.engine import Engine
+from forerun.engine.sequence import Status
+from forerun.models.layers.decoder import Decoder
+from forerun.policy.batch import BatchPolicy
+
+PROMPTS = [[5, 6, 7, 8] * 4, [40, 41] * 9, list(range(100, 120)), [9, 8, 7] * 5]
+
+
+class Verdict(BatchPolicy):
+    """Says what a test wants."""
+
+    def __init__(self, drafts: bool) -> None:
+        super().__init__()
+        self.verdict = drafts
+
+    def drafts(self, able: int, sequences: int) -> bool:
+        return self.verdict
+
+    def admits(self, sequences: int) -> bool:
+        return self.verdict
+
+
+class Reader(Scripted):
+    """A drafter that looks inside the target."""
+
+    wants_features = True
+    rows = 0
+
+    def feed(self, sequence_id: int, features: torch.Tensor) -> None:
+        self.rows += len(features)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    model = decoder(tiny_model(tmp_path_factory.mktemp("target"), "llama"), quantize=True)
+    model.taps = (0,)
+    return model
+
+
+def make(target: Decoder, drafts: bool) -> tuple[Engine, Reader]:
+    machine, reader = engine(target), Reader(lambda text, depth: text[-1:] * depth, "mtp")
+    machine.drafters.by_name["mtp"] = reader
+    machine._batch = Verdict(drafts)
+    return machine, reader
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_one_verdict_for_everybody(target: Decoder, drafts: bool) -> None:
+    machine, _ = make(target, drafts)
+    plain = run(machine, *(request(prompt) for prompt in PROMPTS))
+    auto = run(machine, *(request(prompt, draft="auto") for prompt in PROMPTS))
+    assert [s.answer for s in auto] == [s.answer for s in plain] and not any(s.warnings for s in auto)
+    last = auto[-1].counters.arms  # the first ones are alone until others have read their prompts
+    assert (set(last) == {"plain"}) is not drafts
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_prompts_are_read_by_drafters_only_where_drafts_may_come(target: Decoder, drafts: bool) -> None:
+    machine, reader = make(target, drafts)
+    with torch.inference_mode():
+        first = machine.submit(request(PROMPTS[0], draft="auto", max_tokens=100), NoText())
+        while first.status is not Status.RUNNING:
+            machine.step()
+        second = machine.submit(request(PROMPTS[1], draft="auto", max_tokens=4), NoText())
+        while second.status is not Status.FINISHED:
+            machine.step()
+    assert ("mtp" in second.arms) is drafts and "lookup" in second.arms
+    assert "mtp" in first.arms, "whoever was alone keeps it"
+    assert reader.rows
+
+
+def test_named_arms_stay(target: Decoder) -> None:
+    machine, _ = make(target, drafts=False)
+    first, second = run(machine, request(PROMPTS[0], draft="lookup", draft_tokens=2), request(PROMPTS[1], draft="auto"))
+    assert first.counters.arms["lookup"].rounds
+    assert second.answer == run(machine, request(PROMPTS[1]))[0].answer

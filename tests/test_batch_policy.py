@@ -1,0 +1,96 @@
+"""Whether a batch drafts: simulated engines whose truth is known."""
+
+from forerun.policy.batch import FIRST_GAP, FIRST_LOOK, LAST_GAP, BatchPolicy
+
+
+class World:
+    """An engine of one batch size: seconds and tokens of a round, plain and drafting."""
+
+    def __init__(self, sequences: int, plain: tuple[float, int], drafting: tuple[float, int]) -> None:
+        self.policy, self.sequences, self.rounds = BatchPolicy(), sequences, {False: plain, True: drafting}
+        self.drafted: list[bool] = []
+        self.tokens, self.seconds = 0, 0.0
+
+    def run(self, rounds: int, able: int | None = None) -> None:
+        for _ in range(rounds):
+            drafts = self.policy.drafts(self.sequences if able is None else able, self.sequences)
+            seconds, tokens = self.rounds[drafts]
+            self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
+            self.drafted.append(drafts)
+            self.policy.delivered(list(range(self.sequences)), self.seconds, tokens, drafts, False, True)
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def test_drafting_that_pays_is_used_soon() -> None:
+    world = World(16, plain=(1.0, 16), drafting=(1.5, 36))
+    world.run(500)
+    assert all(world.drafted[2 * FIRST_LOOK + 2 : 100])
+    assert world.rate > 0.95 * 36 / 1.5
+
+
+def test_drafting_that_does_not_pay_costs_next_to_nothing() -> None:
+    world = World(16, plain=(1.0, 16), drafting=(3.0, 36))
+    world.run(30_000)
+    assert world.rate > 0.98 * 16
+    assert 2 * FIRST_LOOK < sum(world.drafted) < 400, "it is looked at again, ever more rarely"
+
+
+def test_the_other_way_is_found_when_the_world_changes() -> None:
+    world = World(8, plain=(1.0, 8), drafting=(3.0, 18))
+    world.run(1000)
+    world.rounds[True] = (1.2, 18)
+    world.run(3 * LAST_GAP)
+    assert world.drafted[-1]
+    world.rounds[True] = (3.0, 18)
+    world.run(3 * LAST_GAP)
+    assert not world.drafted[-1]
+
+
+def test_sizes_of_batches_are_told_apart() -> None:
+    world = World(4, plain=(1.0, 4), drafting=(1.2, 10))
+    world.run(300)
+    assert world.policy.drafts(4, 4) and world.policy.drafts(3, 3)
+    assert not world.policy.drafts(64, 64), "nothing is known of such: plain first"
+
+
+def test_rounds_in_which_somebody_comes_or_goes_count_by_the_answer() -> None:
+    """Drafting is faster in calm rounds, but most rounds have a prompt, and there it loses."""
+    policy, now, number = BatchPolicy(), 0.0, 0
+    for step in range(400):
+        drafts = policy.drafts(64, 64)
+        busy = step % 10 != 0
+        now += (2.0 if drafts else 1.4) if busy else (1.1 if drafts else 1.0)
+        number += busy
+        policy.delivered([number, *range(100, 163)], now, 160 if drafts else 64, drafts, busy, True)
+        if busy:
+            policy.has_ended(90)
+    assert not policy.drafts(64, 64)
+    assert policy.plain_seconds(64) > 0
+
+
+def test_captures_tell_nothing() -> None:
+    policy = BatchPolicy()
+    for step in range(1000):
+        policy.delivered(list(range(16)), float(step), 16, False, False, False)
+    assert not policy.drafts(16, 16) and not policy.plain_seconds(16)
+
+
+def test_too_few_who_can_draft_make_a_plain_round() -> None:
+    world = World(16, plain=(1.0, 16), drafting=(1.0, 40))
+    world.run(200)
+    assert world.policy.drafts(8, 16) and not world.policy.drafts(7, 16)
+
+
+def test_drafters_read_prompts_only_where_drafts_may_come() -> None:
+    world = World(16, plain=(1.0, 16), drafting=(3.0, 36))
+    assert world.policy.admits(16), "nothing was compared yet"
+    world.run(2 * FIRST_LOOK + 40)
+    assert not world.policy.admits(16)
+    admitted = []
+    for _ in range(2 * FIRST_GAP):
+        admitted.append(world.policy.admits(16))
+        world.run(1)
+    assert any(admitted) and not all(admitted), "before another look they read again"

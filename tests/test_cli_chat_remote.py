@@ -1,0 +1,161 @@
+"""`forerun chat --url` against a small server of its own: what is sent, what is read, what goes wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from forerun.cli.chat_remote import RemoteTalker, pieces
+from forerun.cli.chat_talkers import Piece
+from forerun.cli.main import main
+from forerun.errors import ForerunError
+from forerun.options import GenerationOptions
+
+DETAILS = [{"text": "Hel", "source": "model", "round": 0}, {"text": "lo", "source": "mtp", "round": 1}]
+USER = [{"role": "user", "content": "hi"}]
+OWN = {"tokens_per_second": 50.0, "tokens_per_round": 2.5, "seconds_saved": 0.5, "seed": 3, "guaranteed": True}
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Answers with a fixed stream and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.key: str | None = None
+        self.lines = stream_of(
+            chunk({"role": "assistant", "content": ""}),
+            chunk({"reasoning_content": "hm"}),
+            chunk({"content": "Hello"}, token_details=DETAILS),
+            chunk({"content": " you"}, finish_reason=None),
+            chunk({}, finish_reason="length"),
+            {"choices": [], "usage": {"completion_tokens": 7}, "forerun": OWN},
+        )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def do_GET(self) -> None:
+        self._send("application/json", b'{"data": [{"id": "tiny"}]}')
+
+    def do_POST(self) -> None:
+        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self._send("text/event-stream", self.server.lines)
+
+    def _send(self, kind: str, data: bytes) -> None:
+        key = self.headers.get("Authorization")
+        self.server.keys.append(key)
+        if self.server.key is not None and key != f"Bearer {self.server.key}":
+            self.send_response(401)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "Wrong key.", "type": "authentication_error"}}')
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def chunk(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason, **more}], "usage": None}
+
+
+def stream_of(*events: dict[str, Any]) -> bytes:
+    lines = [b": ping\n\n", *(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)]
+    return b"".join([*lines, b"data: [DONE]\n\n"])
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_an_answer_comes_in_pieces(server: FakeServer) -> None:
+    talker = RemoteTalker(server.url + "/v1/", None)
+    assert talker.name == "tiny"
+    with talker.answer(USER, GenerationOptions()) as reply:
+        assert list(reply) == [Piece("hm", thought=True), Piece("Hel"), Piece("lo", "mtp"), Piece(" you")]
+        outcome = reply.outcome()
+    assert (outcome.tokens, outcome.tokens_per_second, outcome.tokens_per_round) == (7, 50.0, 2.5)
+    assert (outcome.seconds_saved, outcome.seed, outcome.guaranteed, outcome.length) == (0.5, 3, True, True)
+    (body,) = server.bodies
+    assert body["messages"] == USER and body["temperature"] == 0.0 and body["stream"] is True
+    assert "speculative" not in body and "top_p" not in body and server.keys == [None, None]
+
+
+def test_options_have_their_fields(server: FakeServer) -> None:
+    talker = RemoteTalker(server.url, "key")
+    options = GenerationOptions(
+        max_tokens=5, temperature=0.7, top_p=0.9, seed=1, stop="END", draft="mtp", draft_tokens=3, logit_bias={7: -1.0}
+    )
+    with talker.answer(USER, options):
+        pass
+    (body,) = server.bodies
+    assert body["max_completion_tokens"] == 5 and body["temperature"] == 0.7 and body["top_p"] == 0.9
+    assert body["seed"] == 1 and body["stop"] == ["END"] and body["logit_bias"] == {"7": -1.0}
+    assert body["speculative"] == {"draft": "mtp", "depth": 3} and server.keys == ["Bearer key"] * 2
+    for refused in (GenerationOptions(suppress=[1]), GenerationOptions(lang_bias="ja=-5")):
+        with pytest.raises(ForerunError, match="cannot be sent"):
+            talker.answer(USER, refused)
+
+
+def test_what_goes_wrong_is_one_line(server: FakeServer) -> None:
+    server.key = "right"
+    with pytest.raises(ForerunError, match=r"answers 401: Wrong key\."):
+        RemoteTalker(server.url, None)
+    talker = RemoteTalker(server.url, "right")
+    server.lines = stream_of(chunk({"content": "So"}), {"error": {"message": "out of memory"}})
+    with talker.answer(USER, GenerationOptions()) as reply, pytest.raises(ForerunError, match="out of memory"):
+        list(reply)
+    server.lines = b"data: {not json\n\n"
+    with talker.answer(USER, GenerationOptions()) as reply, pytest.raises(ForerunError, match="the connection broke"):
+        list(reply)
+    for url in ("127.0.0.1:8000", "ftp://x", "http://", "x"):
+        with pytest.raises(ForerunError, match="--url"):
+            RemoteTalker(url, None)
+    with pytest.raises(ForerunError, match=r"no answer from http://127\.0\.0\.1:1"):
+        RemoteTalker("http://127.0.0.1:1", None)
+
+
+def test_the_command_line(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORERUN_API_KEY", "right")
+    server.key = "right"
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n/stats\nmore\n"))
+    assert main(["chat", "--url", server.url, "--temp", "0.5"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Hello you\nHello you\n" and "1 answers · 7 tokens" in err and "2.50 tokens/round" in err
+    assert [message["content"] for message in server.bodies[1]["messages"]] == ["hi", "Hello you", "more"]
+    for more in (["smollm2"], ["--device", "cpu"], ["--max-context", "9"]):
+        assert main(["chat", "--url", server.url, *more]) == 2
+        assert "the server has its model already" in capsys.readouterr().err
+
+
+def test_text_whose_tokens_do_not_add_up_is_shown_as_it_is() -> None:
+    split = [{"text": "\ufffd", "source": "mtp"}, {"text": "\ufffd", "source": "mtp"}]
+    assert list(pieces({"delta": {"content": "é"}, "token_details": split})) == [Piece("é", "mtp")]
+    assert list(pieces({"delta": {"content": "é"}, "token_details": [*split, {"text": "", "source": "lookup"}]})) == [
+        Piece("é", "mtp")
+    ]
+    assert list(pieces({"delta": {"content": None}})) == []

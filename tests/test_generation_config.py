@@ -1,0 +1,47 @@
+"""generation_config.json gives defaults, and nothing that is not sane."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_model
+
+import forerun
+from forerun.options import GenerationOptions
+from forerun.weights.generation_config import generation_defaults
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ({}, {}),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}, {"temperature": 0.6, "top_p": 0.95}),
+        ({"temperature": 0.6, "min_p": 0.1, "eos_token_id": [1]}, {"temperature": 0.6, "min_p": 0.1}),
+        ({"do_sample": False, "temperature": 0.6, "top_k": 5, "repetition_penalty": 1.1}, {"temperature": 0.0}),
+        ({"temperature": float("nan"), "top_p": 7, "top_k": -1, "min_p": "a", "repetition_penalty": True}, {}),
+        ({"temperature": float("inf"), "top_p": None, "top_k": 2.5}, {}),
+        ({"temperature": 1e-9}, {"temperature": 0.0}),
+    ],
+)
+def test_what_is_read(tmp_path: Path, written: dict[str, Any], found: dict[str, Any]) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(written))
+    got = generation_defaults(tmp_path)
+    also = {"top_k": 20} if written.get("top_k") == 20 else {}
+    also |= {"repetition_penalty": 1.1} if written.get("repetition_penalty") == 1.1 else {}
+    assert got == found | also
+    GenerationOptions.of(got).sampling()  # the sampler takes whatever was let through
+
+
+def test_no_file_no_defaults(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path) == {}
+
+
+def test_a_loaded_model_knows_its_name_and_defaults(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "small", "llama", num_hidden_layers=1)
+    config = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(config | {"do_sample": True, "temperature": 0.7}))
+    model = forerun.load(str(folder), dtype="float32")
+    assert model.name == "small" and model.generation_defaults["temperature"] == 0.7

@@ -1,0 +1,173 @@
+"""What is not supported or makes no sense gets a 400 that names the parameter; nothing reaches the engine."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serve_fakes import CONTEXT, FakeEngine, app_for, call, live
+
+from forerun.serve.errors import ApiError
+from forerun.serve.settings import ServeSettings
+
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.fixture(scope="module")
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def address(engine: FakeEngine) -> Iterator[str]:
+    with live(app_for(engine, ServeSettings(max_body=1 << 20, max_choices=4))) as address:
+        yield address
+
+
+def chat(address: str, **body: Any) -> Any:
+    return call(address, "/v1/chat/completions", {"messages": MESSAGES, **body})
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"unknown": 1}, "unknown"),
+    ({"functions": []}, "functions"),
+    ({"audio": {}}, "audio"),
+    ({"modalities": ["audio"]}, "modalities[0]"),
+    ({"messages": []}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]}, "messages[0]"),
+    ({"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[1]"}}]}]}, "messages[1].tool_calls"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 1e9}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": float("nan")}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": float("-inf")}, "frequency_penalty"),
+    ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"999999": 1}}, "logit_bias"),
+    ({"seed": 2**70}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"n": 0}, "n"),
+    ({"n": 5}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"n": 10**400}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"max_completion_tokens": 2**40}, "max_completion_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": ["x" * 2000]}, "stop[0]"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"stream": True, "stream_options": {"x": True}}, "stream_options.x"),
+    ({"speculative": "eagle"}, "speculative"),
+    ({"speculative": {"depth": 99}}, "speculative.depth"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "g"}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"echo": True}, "echo"),
+    ({"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "response_format"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"guided_json": "no"}, "guided_json"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "param"), REFUSED, ids=lambda value: str(value)[:60])
+def test_refused_with_the_parameter(address: str, engine: FakeEngine, body: dict[str, Any], param: str) -> None:
+    before = len(engine.started)
+    for stream in ({}, {"stream": True}) if "stream_options" not in body else ({},):
+        reply = chat(address, **stream, **body)
+        assert reply.status == 400, reply.text
+        assert reply.error["param"] == param, reply.text
+        assert reply.error["type"] == "invalid_request_error"
+    assert len(engine.started) == before
+
+
+@pytest.mark.parametrize(
+    "body", ["", "{", "[]", "null", '"x"', "{}", '{"messages": ' + "[" * 100_000, '{"messages":"\\ud800"}', "\xff"]
+)
+def test_bodies_that_are_no_request(address: str, body: str) -> None:
+    reply = call(address, "/v1/chat/completions", body.encode("latin-1"))
+    assert reply.status == 400, reply.text
+    assert reply.error["message"]
+
+
+def test_a_form_or_a_text_is_no_request(address: str) -> None:
+    """A web page elsewhere can send these without asking first."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        body = json.dumps({"messages": MESSAGES})
+        assert call(address, "/v1/chat/completions", body, headers={"Content-Type": kind}).status == 400
+
+
+def test_lone_surrogates_are_not_text(address: str) -> None:
+    reply = call(address, "/v1/chat/completions", '{"messages":[{"role":"user","content":"\\ud800"}]}')
+    assert reply.status == 400
+
+
+def test_prompts_that_do_not_fit_say_how_long_they_are(address: str) -> None:
+    for stream in (False, True):
+        reply = chat(address, messages=[{"role": "user", "content": "word " * CONTEXT}], stream=stream)
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+        assert reply.error["n_ctx"] == CONTEXT
+        assert reply.error["n_prompt_tokens"] > CONTEXT
+        huge = chat(address, messages=[{"role": "user", "content": "x" * 500_000}], stream=stream)
+        assert huge.error["code"] == "context_length_exceeded"
+
+
+def test_too_many_messages_and_too_large_bodies(address: str) -> None:
+    many = chat(address, messages=[{"role": "user", "content": ""}] * 10_001)
+    assert many.status == 400
+    for path in ("/v1/chat/completions", "/nothing", "/v1/messages"):
+        large = call(address, path, b"[" + b" " * (1 << 20) + b"]")
+        assert large.status == 413
+        assert large.headers["connection"] == "close"
+
+
+def test_a_body_is_counted_as_it_comes(address: str) -> None:
+    """Nothing announces how long it is."""
+    host, port = address.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    chunks = (b" " * 100_000 for _ in range(1000))
+    connection.request("POST", "/v1/chat/completions", chunks, {"Content-Type": "application/json"})
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_full_queue_is_429_with_a_time_to_wait() -> None:
+    engine = FakeEngine(fail_at_start=ApiError(429, "full", code="queue_full", headers={"Retry-After": "3"}))
+    with live(app_for(engine)) as address:
+        for stream in (False, True):
+            reply = chat(address, stream=stream)
+            assert (reply.status, reply.headers["retry-after"]) == (429, "3")
+            assert reply.error == {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}
