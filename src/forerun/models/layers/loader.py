@@ -60,7 +60,7 @@ class Loader:
             per_layer=None
             if self.config.per_layer is None
             else self._per_layer_gate(prefix, self.config.per_layer.size),
-            scalar=float(self.wide(prefix + "layer_scalar", 1)) if self.config.layer_scalars else 1.0,
+            scalar=float(self.checkpoint.take(prefix + "layer_scalar", (1,))) if self.config.layer_scalars else 1.0,
             **{place: self.norm(f"{prefix}{name}.weight", self.config.hidden) for place, name in names.items()},
         )
 
