@@ -6,7 +6,7 @@ import torch
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Kernels
-from forerun.models import gemma4, llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe
+from forerun.models import gemma3, gemma4, llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
@@ -15,6 +15,8 @@ from forerun.weights.config_reader import ConfigReader
 from forerun.weights.suppressed import suppressed_tokens
 
 READERS = {
+    "gemma3": gemma3.read_config,
+    "gemma3_text": gemma3.read_config,
     "gemma4": gemma4.read_config,
     "gemma4_text": gemma4.read_config,
     "gemma4_unified": gemma4.read_config,
