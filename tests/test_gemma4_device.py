@@ -32,7 +32,7 @@ CASES = {"E4B": SHARED, "26B-A4B": FEW, "12B": FEW}
 PROMPT = [(7 * n + 3) % VOCAB for n in range(38)]
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=["E4B", pytest.param("26B-A4B", marks=SLOW), "12B"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return save_gemma(tmp_path, random_gemma(request.param, **CASES[request.param]))
 

@@ -106,8 +106,8 @@ class Composed(ABC):
         chosen = table[clusters].flatten(1, 2).float()  # [rows, top · size, in]
         return torch.bmm(chosen, x.float()[..., None])[..., 0]
 
-    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
-        return self.silu_mul(self.linear(x, matrix, prefill))
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
+        return self.activate(self.linear(x, matrix, prefill), activation)
 
     def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
         return self.linear(x, matrix, prefill=False).float()

@@ -65,10 +65,11 @@ class CudaKernels:
             return before + self.linear(x, matrix, prefill)
         return self.products(x, weight_of(matrix), residual=before)
 
-    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
         if prefill:
-            return norms.silu_mul(self.linear(x, matrix, prefill))
-        return self.products(x, weight_of(matrix), gated=True)
+            inner = self.linear(x, matrix, prefill)
+            return norms.silu_mul(inner) if activation == "silu" else self.gelu_mul(inner)
+        return self.products(x, weight_of(matrix), gated=True, gelu=activation == "gelu_tanh")
 
     def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
         return self.products(x, weight_of(matrix), dtype=torch.float32)

@@ -261,8 +261,8 @@ class Kernels(Protocol):
         """before + linear(x)."""
         ...
 
-    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
-        """silu_mul(linear(x))."""
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
+        """silu_mul(linear(x)), or gelu_mul of it."""
         ...
 
     def logits(self, x: Tensor, matrix: Matrix) -> Tensor:

@@ -25,16 +25,13 @@ class Dense:
 
     def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, prefill: bool) -> Tensor:
         """[rows, hidden] → `before`, if any, and what it adds."""
-        if self.activation == "silu":
-            inner = kernels.gated_linear(x, self.network.gate_up, prefill)
-        else:
-            inner = kernels.gelu_mul(kernels.linear(x, self.network.gate_up, prefill))
+        inner = kernels.gated_linear(x, self.network.gate_up, prefill, self.activation)
         return added(kernels, inner, self.network.down, before, prefill)
 
     @property
-    def gated(self) -> Matrix | None:
+    def gated(self) -> Matrix:
         """What goes through `gated_linear`."""
-        return self.network.gate_up if self.activation == "silu" else None
+        return self.network.gate_up
 
     def matrices(self) -> Iterator[Matrix]:
         """All weights."""
