@@ -185,8 +185,6 @@ class DeviceExecutor:
                 self.slots.mask(slot, turn.masks)
         depths = [len(t.draft.tokens) if self._uploads(t) else t.decision.depth for t in turns]
         shape = self._shape(turns, slots, self._width(turns, depths))
-        if shape.edited:
-            self.slots.make_edits()
         typical = shape in self.rounds
         if self.half is not None and shape.followed:
             self.half.before_round(shape.follow, typical)
