@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urljoin
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 600.0  # seconds to load, on a busy machine
@@ -99,14 +100,24 @@ def chat(base: str) -> None:
 
 
 def page(base: str) -> None:
-    """The page, and everything it loads."""
+    """The page, and everything it loads: what it names, and what its scripts and styles import."""
     text = get(base + "/").decode()
-    files = set(re.findall(r'(?:src|href)="([^"#]+)"', text)) - {"/"}
-    assert "<!doctype html>" in text.lower() and len(files) >= 2, text[:500]
-    for name in files:
-        assert not name.startswith("http"), f"the page asks elsewhere: {name}"
-        assert get(f"{base}/{name.removeprefix('./').removeprefix('/')}"), name
-    print(f"page: {len(files)} files")
+    assert "<!doctype html>" in text.lower(), text[:500]
+    waiting = [urljoin(base + "/", name) for name in re.findall(r'(?:src|href)="([^"#]+)"', text)]
+    seen: set[str] = set()
+    while waiting:
+        address = waiting.pop()
+        if address in seen:
+            continue
+        seen.add(address)
+        assert address.startswith(base), f"the page asks elsewhere: {address}"
+        content = get(address)
+        assert content, address
+        if address.endswith((".js", ".css")):
+            named = re.findall(r'(?:from|import)\s+"(\.{0,2}/[^"\s]+)"', content.decode())
+            waiting += [urljoin(address, name) for name in named]
+    assert len(seen) >= 10, seen
+    print(f"page: {len(seen)} files")
 
 
 def get(url: str, body: dict[str, object] | None = None) -> bytes:

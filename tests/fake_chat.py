@@ -1,4 +1,4 @@
-"""A chat service that plays a script, and a real server on a free port to play it through."""
+"""A chat service that plays a script, behind a real server with nothing but the routes under test."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
 from fastapi import APIRouter, FastAPI
+from serve_fakes import live
 
 from forerun.serve.chat_events import ChatEvent, Delta, Finished, Summary, TokenInfo, ToolCallDelta, Usage
 from forerun.serve.chat_job import ChatJob
@@ -97,23 +97,6 @@ class FakeChatService:
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
-    """The address of a server that runs on a thread of its own."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            thread.join(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-@contextmanager
 def played(router: Callable[[Any, ServeSettings], APIRouter], **settings: Any) -> Iterator[tuple[FakeChatService, str]]:
     """A service and the address of one router over it."""
     service = FakeChatService()
@@ -121,5 +104,5 @@ def played(router: Callable[[Any, ServeSettings], APIRouter], **settings: Any) -
     app.include_router(router(service, ServeSettings(**settings)))
     add_error_handlers(app)
     app.add_middleware(RequestIds)
-    with served(app) as url:
+    with live(app) as url:
         yield service, url

@@ -1,4 +1,4 @@
-"""A server for tests of the page: real HTTP and the real policy, scripted answers. A test may hold an answer back."""
+"""A server for tests of the page: its real files and headers, scripted answers. A test may hold an answer back."""
 
 from __future__ import annotations
 
@@ -10,19 +10,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-PAGE = Path(__file__).parent.parent / "src/forerun/serve/page"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+from forerun.serve.routes import page
 
 # A round: who drafted, and its tokens; the last of them is always the model's own.
 Round = tuple[str, list[str]]
@@ -64,7 +58,7 @@ class FakeServer:
 def serve_page(fake: FakeServer) -> FastAPI:
     """The routes that the page knows."""
     app = FastAPI()
-    app.mount("/page", StaticFiles(directory=PAGE))
+    app.include_router(page.router(page.page_files()))
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
@@ -72,12 +66,7 @@ def serve_page(fake: FakeServer) -> FastAPI:
         if fake.key and closed and request.headers.get("authorization") != f"Bearer {fake.key}":
             return JSONResponse({"error": {"message": "Wrong or missing API key."}}, 401)
         response: Response = await call_next(request)
-        response.headers["Content-Security-Policy"] = POLICY
         return response
-
-    @app.get("/")
-    def index() -> Response:
-        return FileResponse(PAGE / "index.html")
 
     @app.get("/props")
     def props() -> dict[str, Any]:

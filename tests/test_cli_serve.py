@@ -19,6 +19,7 @@ from forerun.cli.serve_screen import base_url
 from forerun.errors import ForerunError
 from forerun.memory_plan import MemoryPlan, PlannedDrafter
 from forerun.serve import settings_check
+from forerun.serve.run import model_names
 from forerun.serve.settings import ServeSettings
 from forerun.serve.settings_check import free_port, is_loopback
 
@@ -54,7 +55,7 @@ class FakeServer:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     fake, module = FakeServer(), ModuleType("forerun.serve.run")
-    module.run_server = fake.run  # type: ignore[attr-defined]
+    module.run_server, module.model_names = fake.run, model_names  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "forerun.serve.run", module)
     monkeypatch.setattr(forerun, "load", fake.load)
     monkeypatch.setattr(memory_plan, "memory_plan", lambda loaded: PLAN)
@@ -121,6 +122,8 @@ def test_every_setting_can_be_set_in_all_three_ways(
     }.get(type(default), ("localhost", '"localhost"', "localhost"))
     if entry.endswith("_parser"):
         typed, written, wanted = "none", '"none"', "none"
+    if entry.endswith("_parser"):
+        typed, written, wanted = "mistral", '"mistral"', "mistral"
     flag = "--" + entry.replace("_", "-")
     typing = [f"--no-{entry}"] if wanted is False else [flag, typed]
     assert main(["serve", *typing]) == 0
@@ -203,6 +206,8 @@ def test_mistakes_elsewhere_are_one_line(
     assert "--max-running 0" in refuse(["--max-running", "0"], capsys, server)
     for number in ("nan", "inf", "-1", "0"):
         assert f"--ping {float(number)}" in refuse(["--ping", number], capsys, server)
+    assert "one of auto, none, hermes" in refuse(["--tool-parser", "x"], capsys, server)
+    assert "one of auto, none, think" in refuse(["--reasoning-parser", "x"], capsys, server)
     assert "printable" in refuse(["--api-key", "a b"], capsys, server)
     assert "cannot read" in refuse(["--config", "/there/is/none"], capsys, server)
     monkeypatch.setenv("FORERUN_PORT", "x")

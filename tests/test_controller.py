@@ -256,3 +256,20 @@ def test_in_debt_no_arm_is_in_use() -> None:
     assert controller.decide(3).arm == "mtp" == controller.current.arm
     controller.learn(controller.current, 3, 0, 9.0)
     assert controller.decide(3) == PLAIN == controller.current
+
+
+def test_an_arm_is_run_as_deep_as_it_has_drafts() -> None:
+    """Forced text of a grammar is often one token long: deciding by a depth it does not have would overrate it."""
+    costs, dice = CostTable(), random.Random(3)
+    controller, depths = Controller({"grammar": 15, "mtp": 6}, costs), []
+    for _ in range(200):
+        forced = dice.choice([0, 0, 1, 2, 9])
+        decision = controller.decide(15, {"grammar": forced})
+        if decision.arm == "grammar":
+            assert decision.depth <= forced
+            depths.append(decision.depth)
+        accepted = decision.depth if decision.arm == "grammar" else 0
+        drafting = 0.3 * decision.depth if decision.arm == "mtp" else 0.0
+        costs.learn(decision.drafter, decision.depth, 1 + decision.depth, drafting, 1 + 0.1 * decision.depth)
+        controller.learn(decision, decision.depth, accepted, drafting + 1 + 0.1 * decision.depth)
+    assert max(depths) == 9 and len(depths) > 60, depths

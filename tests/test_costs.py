@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -163,3 +165,19 @@ def test_drafts_that_seem_to_cost_nothing_are_kept_as_nearly_nothing(tmp_path: P
     assert 0 < costs.draft_seconds("mtp", 3) < 0.0001
     CostFile(tmp_path, {"a": "b"}).write(costs.proportions())
     assert CostFile(tmp_path, {"a": "b"}).read() is not None
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = tempfile.NamedTemporaryFile
+
+    def full(*args: Any, **options: Any) -> Any:
+        handle = usual(*args, **options)
+        monkeypatch.setattr(handle, "write", lambda text: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        return handle
+
+    monkeypatch.setattr("forerun.policy.cost_file.NamedTemporaryFile", full)
+    with caplog.at_level(logging.WARNING, "forerun"):
+        CostFile(tmp_path / "costs", FACTS).write(Proportions({(1, 1): 1.0}, {}))
+    assert "No space left" in caplog.text and not list((tmp_path / "costs").iterdir())

@@ -72,7 +72,8 @@ def test_the_commands_run(
     monkeypatch.chdir(tmp_path)  # where pictures go
     monkeypatch.setattr(work, "PAIRS", 1)  # a benchmark of seconds, not of minutes
     monkeypatch.setattr(http_load, "TURNS", 1)
-    monkeypatch.setattr(http_load, "LEAST_JOBS", 4)
+    monkeypatch.setattr(http_load, "LEAST_JOBS", 1)
+    monkeypatch.setattr(http_load, "JOBS_PER_CLIENT", 1)
     for name in ANSWER_TOKENS:
         monkeypatch.setitem(ANSWER_TOKENS, name, 4)
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello!\n/set max_tokens=8\nWho are you?\n"))
@@ -136,7 +137,7 @@ def test_every_address_of_the_server_is_in_its_document() -> None:
     written = (ROOT / "docs/server.md").read_text(encoding="utf-8")
     table = written.split("## Endpoints")[1].split("## ")[0]
     documented = {path.split()[-1] for path in re.findall(r"`((?:GET |POST )?/[^`]*)`", table)}
-    paths = set(app.openapi()["paths"]) | {"/openapi.json", "/", "/page/{name}"}
+    paths = {*app.openapi()["paths"], "/openapi.json", "/metrics", "/", "/page/{name}"}  # not all in the schema
     assert documented == {re.sub(r":\w+}", "}", path) for path in paths}
 
 

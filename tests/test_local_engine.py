@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from tiny import tiny_model
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.layers.decoder import Decoder
+from forerun.sample.parameters import SamplingParams
 from forerun.serve.engine_client import Ended
+from forerun.serve.engine_room import EngineRoom
 from forerun.serve.errors import ApiError
 from forerun.serve.local_engine import LocalEngine
 
@@ -60,6 +64,45 @@ def test_twenty_requests_into_room_for_two(target: Decoder) -> None:
 
     asyncio.run(main())  # for want of pages
     asyncio.run(main(max_running=2))
+
+
+def test_a_storm_of_sixty_four(target: Decoder) -> None:
+    """Mixed requests in little memory, some given up: all others get the tokens and numbers they get alone."""
+    dice, arms = random.Random(3), ["off", "lookup", "auto"]
+    wishes = [
+        Request(
+            tuple(dice.randrange(4, 280) for _ in range(dice.randint(1, 50))),
+            SamplingParams(temperature=dice.choice([0.0, 0.8]), seed=n, top_p=dice.choice([1.0, 0.9]))
+            if n % 4
+            else SamplingParams(repetition_penalty=1.3, logit_bias={17: 3.0}),
+            max_tokens=dice.choice([5, 20, 40, 60]),
+            stop_ids=frozenset(dice.sample(range(290), 6)),
+            draft=arms[n % 3],
+            logprobs=dice.choice([None, 0, 2]),
+            prompt_logprobs=n % 7 == 0,
+        )
+        for n in range(64)
+    ]
+
+    async def one_by_one() -> list[Any]:
+        async with serving(language_model(target)) as local:
+            return [await ask(local, replace(wish, draft="off")) for wish in wishes]
+
+    def numbers(found: Any) -> Any:
+        return [(one.token, one.text, one.logprob) for one in found[0]], found[1].reason, found[1].stop
+
+    async def all_at_once() -> None:
+        async with serving(language_model(target, pages=90), max_running=24) as local:
+            asked = [asyncio.create_task(ask(local, wish)) for wish in wishes]
+            lost = [(await local.start([work(wish)]))[0] for wish in wishes[::5]]
+            await asyncio.sleep(0.05)
+            for answer in lost:
+                await answer.close()
+            assert [numbers(await task) for task in asked] == alone
+
+    alone = [numbers(found) for found in asyncio.run(one_by_one())]
+    assert {reason for _, reason, _ in alone} == {"stop", "length"} and any(stop is not None for *_, stop in alone)
+    asyncio.run(all_at_once())
 
 
 def test_an_answer_tells_where_its_tokens_came_from(target: Decoder) -> None:
@@ -263,19 +306,51 @@ def test_draining(target: Decoder) -> None:
 def test_an_engine_whose_thread_dies_is_broken(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, wish = Gate(), request([5, 6, 7], max_tokens=4)
 
+    def dies(self: EngineRoom) -> None:
+        raise SystemError("no way on")
+
     async def main() -> None:
         async with serving(language_model(target)) as local:
             answers = [(await local.start([work(wish, sink)]))[0] for sink in (gate, None, None)]
             await until(gate.reached.is_set)
-            monkeypatch.setattr(Engine, "step", lambda self: 1 // 0)
+            assert local._room is not None
+            monkeypatch.setattr(local._thread, "_delivered", partial(dies, local._room))
             gate.opened.set()
             for answer in answers:
                 with pytest.raises(ApiError) as failed:
                     await read(answer)
-                assert failed.value.status == 500
+                assert (failed.value.status, failed.value.code) == (500, "engine_broken")
             assert local.state().status == "broken"
             with pytest.raises(ApiError, match="broken"):
                 await local.start([work(wish)])
+
+    asyncio.run(main())
+
+
+def test_a_round_that_fails_as_a_whole(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was in it fails and others are served; when it goes on like that, the engine is broken."""
+    wish, usual = request([5, 6, 7], max_tokens=4), Engine.step
+    failing = iter([False, True, *[False] * 20])
+
+    def step(self: Engine) -> None:
+        if next(failing, True):
+            raise LookupError("whose fault?")
+        usual(self)
+
+    monkeypatch.setattr(Engine, "step", step)
+
+    async def main() -> None:
+        async with serving(language_model(target)) as local:
+            for code in ("generation_failed", None):
+                found = (await asyncio.gather(ask(local, wish), return_exceptions=True))[0]
+                assert getattr(found, "code", None) == code and local.state().status == "ready"
+            for _ in failing:
+                pass
+            codes = []
+            while local.state().status == "ready":
+                found = (await asyncio.gather(ask(local, wish), return_exceptions=True))[0]
+                codes.append(getattr(found, "code", None))
+            assert codes == ["engine_broken"], "a request that cannot even begin fails with the engine"
 
     asyncio.run(main())
 

@@ -1,7 +1,8 @@
 """Every text of the banks says the same however it is cut: nowhere, at one place, at two, at many, at every letter.
 
-The banks (`parsing_texts`) were written by hand, with what each text says: "t ..." is text for the user, "r ..." is
-thinking, and [name, arguments] is a call.
+The texts of the banks (`parsing_texts`) were written by hand. What each one says was recorded from the parsers, read
+through and corrected: "t ..." is text for the user, "r ..." is thinking, and [name, arguments] is a call. So these
+tests tell whether cuts matter and whether anything changed; that calls are read right is tested where they are made.
 """
 
 from __future__ import annotations

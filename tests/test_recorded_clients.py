@@ -124,3 +124,18 @@ def test_claude_codes_tools_are_those_at_the_end(translator: tuple[FakeChatServi
     call(url, first["path"], first["body"], headers=first["headers"])
     assert [tool.name for tool in service.job.tools] == ["Bash", "Read", "mcp__notes__search"]
     assert service.job.thinking == Thinking(None, 8192)
+
+
+def test_codex_can_read_the_list_of_models(server: tuple[FakeEngine, str]) -> None:
+    """The fields of `ModelInfo` in its source that are neither optional nor have a default."""
+    (model,) = call(server[1], "/v1/models?client_version=0.144.0").json["models"]
+    assert model["slug"] == "tiny" and model["context_window"] == 1 << 16
+    assert {
+        "display_name",
+        "supported_reasoning_levels",
+        "shell_type",
+        "visibility",
+        "supported_in_api",
+    } <= model.keys()
+    assert {"priority", "support_verbosity", "truncation_policy", "experimental_supported_tools"} <= model.keys()
+    assert model["truncation_policy"] == {"mode": "tokens", "limit": 10_000}

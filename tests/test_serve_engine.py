@@ -33,7 +33,7 @@ ASK: Any = [{"role": "user", "content": "the cat and the dog and the cat and the
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
     target = decoder(tiny_model(tmp_path_factory.mktemp("m"), "llama", num_hidden_layers=1), quantize=False)
-    model = language_model(target, context=400, pages=600)
+    model = language_model(target, context=1500, pages=1500)
     model.stop_ids = frozenset({0, 2})
     local = LocalEngine(ServeSettings())
     local.open(model)
@@ -44,7 +44,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
 @pytest.fixture(scope="module")
 def address(engine: LocalEngine) -> Iterator[str]:
     assert engine.model is not None
-    service = ModelService("tiny", engine, loaded=loaded_model(engine.model))
+    service = ModelService("tiny", engine, loaded=loaded_model(engine.model, ServeSettings()))
     with live(create_app(service, ServeSettings())) as address:
         yield address
         until(lambda: engine.state().running == 0)
@@ -150,6 +150,58 @@ def test_forms_that_cannot_be_are_refused(address: str, fields: dict[str, Any]) 
         reply = call(address, "/v1/chat/completions", {"messages": ASK, "max_tokens": 5, "stream": stream, **fields})
         assert reply.status == 400, reply.text
         assert len(reply.error["message"]) < 1000
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+TOOLS = [tool("add", a={"type": "integer", "minimum": 0, "maximum": 9}), tool("say", word={"enum": ["hi", "bye"]})]
+
+
+@pytest.mark.parametrize(
+    ("fields", "names", "most"),
+    [
+        ({"tool_choice": "required", "parallel_tool_calls": False}, {"add", "say"}, 1),
+        ({"tool_choice": {"type": "function", "function": {"name": "say"}}, "parallel_tool_calls": False}, {"say"}, 1),
+        ({"tool_choice": "add", "parallel_tool_calls": False}, {"add"}, 1),
+        ({"tool_choice": "required"}, {"add", "say"}, 50),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_tools_that_must_be_called_are_called(address: str, fields: Any, names: set[str], most: int) -> None:
+    for seed in range(3):
+        answer = chat(address, tools=TOOLS, seed=seed, max_tokens=200, **fields)["choices"][0]
+        calls = [call["function"] for call in answer["message"].get("tool_calls", ())]
+        if answer["finish_reason"] == "length":
+            assert most > 1, "one call is short"
+            calls = calls[:-1]
+        else:
+            assert answer["finish_reason"] == "tool_calls"
+            assert not (answer["message"]["content"] or "").strip()
+        assert len(calls) <= most
+        for made in calls:
+            assert made["name"] in names
+            schema = next(t["function"]["parameters"] for t in TOOLS if t["function"]["name"] == made["name"])
+            jsonschema.validate(json.loads(made["arguments"]), schema)
+
+
+def test_with_tools_at_hand_an_answer_is_a_call_or_has_its_form(address: str) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    more = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 200, "response_format": form}
+    for seed in range(4):
+        message = chat(address, seed=seed, temperature=1, **more)["choices"][0]["message"]
+        if "tool_calls" not in message:
+            jsonschema.validate(json.loads(message["content"]), schema)
+    brace = call(address, "/tokenize", {"content": "{"}).json["tokens"][0]
+    forced = chat(address, logit_bias={str(brace): 100}, **more)["choices"][0]["message"]
+    jsonschema.validate(json.loads(forced["content"]), schema)
+    angle = call(address, "/tokenize", {"content": "<"}).json["tokens"][0]
+    called = chat(address, logit_bias={str(angle): 100}, **more)["choices"][0]["message"]
+    assert len(called["tool_calls"]) == 1
 
 
 def test_a_least_number_of_tokens(address: str) -> None:

@@ -154,7 +154,7 @@ def pieces(choice: Mapping[str, Any]) -> Iterator[Piece]:
 def _drafter(token: Mapping[str, Any]) -> str:
     """Who drafted a token; nobody, where the model itself chose it."""
     source = str(token.get("source", ""))
-    return "" if source == "model" else source
+    return {"model": "", "draft model": "model"}.get(source, source)
 
 
 def events(stream: HTTPResponse) -> Iterator[dict[str, Any]]:

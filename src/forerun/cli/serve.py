@@ -107,18 +107,18 @@ def serve(
 
 
 def _start(model: str, loading: Mapping[str, Any], settings: ServeSettings, level: LogLevel, quiet: bool) -> None:
+    from forerun.serve.run import model_names, run_server
+
     def load() -> LanguageModel:
         loaded = _load(model, loading, quiet)
         if not quiet:
             print_plan(loaded)
-            print_address(settings, model)
+            print_address(settings, model_names(model, settings)[0])
         return loaded
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=level.upper())
     if level is LogLevel.info:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its greeting says what we have printed
-    from forerun.serve.run import run_server
-
     run_server(load, settings, model)
 
 

@@ -73,12 +73,12 @@ def _about(drafter: PlannedDrafter) -> str:
     return f"{drafter.about}: {parts}" if drafter.weights else drafter.about
 
 
-def print_address(settings: ServeSettings, model: str) -> None:
-    """Where to point a client and a browser, and a line to paste."""
+def print_address(settings: ServeSettings, name: str) -> None:
+    """Where to point a client and a browser, and a line to paste; `name` is what clients call the model."""
     base = base_url(settings.host, settings.port)
     key = " -H 'Authorization: Bearer '\"$FORERUN_API_KEY\"" if settings.api_key else ""
     body = '{"messages": [{"role": "user", "content": "Hello"}]}'
-    lines = [f"serving {settings.served_name or model} at {base}/v1"]
+    lines = [f"serving {name} at {base}/v1"]
     if settings.page:
         lines.append(f"page: {base}/")
     lines.append(

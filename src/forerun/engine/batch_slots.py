@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.engine.sequence import Sequence
 from forerun.kernels.interface import WIDEST
 from forerun.kernels.packed import Packed
+from forerun.sample.masks import Masks, words_of
 from forerun.sample.noise import split_seed
 from forerun.sample.reference import min_p_offset
 
@@ -113,7 +115,7 @@ class BatchSlots:
             asked["seed"][slot] = [*split_seed(params.seed), params.choice]
             self._turn_pages(slot, cache)
             if self._edits is not None or params.needs_edits:
-                self._edit_buffers().join(slot, params, sequence.history)
+                self.make_edits().join(slot, params, sequence.history)
         self._asked.send()
         self._put.send()
         new = self._put.there["new"].bool()
@@ -126,7 +128,13 @@ class BatchSlots:
         """What biases, penalties and masks change in the logits of each slot."""
         return None if self._edits is None else self._edits.tables
 
-    def _edit_buffers(self) -> EditBuffers:
+    def mask(self, slot: int, masks: Masks | None) -> None:
+        """What the rows of a slot allow in the next round; None: everything."""
+        if masks is not None or self._edits is not None:
+            self.make_edits().mask(slot, np.empty((0, words_of(self.vocab)), np.int32) if masks is None else masks)
+
+    def make_edits(self) -> EditBuffers:
+        """The buffers of edits; a round that edits is captured with them, so they must be there before."""
         if self._edits is None:
             from forerun.sample.device_edits import EditBuffers  # needs Triton
 

@@ -17,9 +17,10 @@ from torch import Tensor
 from forerun.draft.arms import ARMS
 from forerun.draft.protocol import DeviceHalf, Drafter
 from forerun.engine.batch_slots import BatchSlots, Occupant
+from forerun.engine.constrained import constrain
 from forerun.engine.drafters import Drafters
 from forerun.engine.graphs import BATCH_SIZES, GraphedTarget, batch_size_for
-from forerun.engine.host import HostExecutor
+from forerun.engine.host import HostExecutor, failed
 from forerun.engine.plan import GoesOn, Outcome, Plan, Result, Ticket, Turn
 from forerun.engine.round_graphs import RoundGraphs, Shape
 from forerun.engine.sequence import Sequence
@@ -103,19 +104,22 @@ class DeviceExecutor:
 
     def costs_of(self, sequences: list[Sequence]) -> CostTable:
         """Rounds that the host runs have a table of their own."""
-        return self.costs if any(runs_on_device(s) for s in sequences) else self.host.costs
+        return self.costs if any(map(self._decides_for, sequences)) else self.host.costs
 
     def start(self, plan: Plan) -> DeviceTicket:
         """The device's round first: what the host does then is hidden behind it."""
         ours, rest = self._split(plan.turns)
-        under_way = self._launch(ours, plan.began) if ours else None
+        drafting = self._draft(ours)
+        broken = [failed(turn, turn.error) for turn in ours if turn.error is not None]
+        ours = [turn for turn in ours if turn.error is None]
+        under_way = self._launch(ours, plan.began, drafting) if ours else None
         try:
             prompts = [self.host.read(chunk) for chunk in plan.prompts]
             beside = Outcome()
             if rest:
                 self.assignment.leave(turn.sequence for turn in rest)
                 beside = self.host.run(rest, time.perf_counter() if under_way or prompts else plan.began)
-            beside.prompts = prompts
+            beside.prompts, beside.results = prompts, beside.results + broken
         except BaseException as error:
             self._abandon(plan.turns, error)
             raise
@@ -131,7 +135,7 @@ class DeviceExecutor:
 
     def _split(self, turns: list[Turn]) -> tuple[list[Turn], list[Turn]]:
         """Those that the device decides for, and those that the host does."""
-        ours = [t for t in turns if runs_on_device(t.sequence) and not self._aside.get(t.sequence.id)]
+        ours = [t for t in turns if self._decides_for(t.sequence) and not self._aside.get(t.sequence.id)]
         if ours and not self.counts.keep_bits(
             batch_size_for(len(ours)) * self._width(ours, [t.decision.depth for t in ours])
         ):
@@ -143,6 +147,11 @@ class DeviceExecutor:
             if left > 1:
                 self._aside[turn.sequence.id] = left - 1
         return ours, rest
+
+    def _decides_for(self, sequence: Sequence) -> bool:
+        """Drafts of the device's own half cannot be cut to what a constraint allows, nor masks be made for them."""
+        unseen = sequence.constraint is not None and self.half is not None and self.half.name in sequence.arms
+        return runs_on_device(sequence) and not unseen
 
     def _uploads(self, turn: Turn) -> bool:
         """Does the host draft for it?"""
@@ -157,22 +166,33 @@ class DeviceExecutor:
                 widths[index] = next(width for width in UPLOADED if width > depths[index])
         return max(widths)
 
-    def _launch(self, turns: list[Turn], began: float) -> RoundUnderWay:
-        drafting = time.perf_counter()
+    def _draft(self, turns: list[Turn]) -> float:
+        """What the host does before a round: drafts and masks. Returns the seconds it took."""
+        began = time.perf_counter()
         uploading = [turn for turn in turns if self._uploads(turn)]
         if uploading:
             self.drafters.propose(uploading)
-        drafting = time.perf_counter() - drafting if uploading else 0.0
+        for turn in turns:
+            constrain(turn)
+        return time.perf_counter() - began if uploading else 0.0
+
+    def _launch(self, turns: list[Turn], began: float, drafting: float) -> RoundUnderWay:
+        uploading = any(map(self._uploads, turns))
         same = not self.assignment.changes([turn.sequence for turn in turns])
         slots = self.assignment.assign([turn.sequence for turn in turns])
         depths = [len(t.draft.tokens) if self._uploads(t) else t.decision.depth for t in turns]
         shape = self._shape(turns, slots, self._width(turns, depths))
+        if shape.edited:
+            self.slots.make_edits()
         typical = shape in self.rounds
         if self.half is not None and shape.followed:
             self.half.before_round(shape.follow, typical)
         if not typical:
             self.rounds.capture(shape)
         drafted = self._hand_out_drafts(turns, slots, shape)
+        for turn, slot in zip(turns, slots, strict=True):
+            if turn.sequence.constraint is not None:
+                self.slots.mask(slot, turn.masks)
         # The device had nothing to do meanwhile. Whoever joins makes any round wait.
         waiting = (time.perf_counter() - began if same else drafting) if uploading else 0.0
         return self._launch_graphs(turns, slots, drafted, shape, began, waiting, drafting, typical)
@@ -224,9 +244,8 @@ class DeviceExecutor:
         if not self.counts.keep_bits(count * width):
             width = self._width(turns, [turn.decision.depth for turn in turns])
         followed = self.half is not None and any(self.half.follows(slot) for slot in slots)
-        shape = Shape(
-            count, width, followed, any(p.filtered for p in params), any(p.needs_edits for p in params), drafts=0
-        )
+        edited = any(p.needs_edits for p in params) or any(turn.masks is not None for turn in turns)
+        shape = Shape(count, width, followed, any(p.filtered for p in params), edited, drafts=0)
         return shape._replace(drafts=self._wanted(turns, shape)) if followed else shape
 
     def _wanted(self, turns: list[Turn], shape: Shape) -> int:
@@ -273,9 +292,9 @@ class DeviceExecutor:
         results = []
         for turn, slot, drafted, line in zip(under_way.turns, under_way.slots, under_way.drafted, lines, strict=True):
             accepted, keep = line[width], partial(self._keep, self.slots.occupants[slot], line[width] + 1)
-            result = Result(turn, line[: accepted + 1], accepted, drafted, keep, advanced=True)
+            result = Result(turn, line[: accepted + 1], accepted, drafted + turn.cut, keep, advanced=True)
             if line[-1]:
-                result.error = bad_row(turn.sequence.request.sampling.needs_edits)
+                result.error = bad_row(turn.sequence.request.sampling.needs_edits or turn.masks is not None)
             elif accepted < 0:
                 self._aside[turn.sequence.id] = ASIDE
             results.append(result)
@@ -288,9 +307,9 @@ class DeviceExecutor:
 
     def _may_repeat(self, under_way: RoundUnderWay) -> bool:
         """Nothing to capture or to upload, every slot where the host is."""
-        if any(map(self._uploads, under_way.turns)) or any(
-            self.slots.occupants[slot].stale for slot in under_way.slots
-        ):
+        if any(self._uploads(turn) or turn.sequence.constraint is not None for turn in under_way.turns):
+            return False
+        if any(self.slots.occupants[slot].stale for slot in under_way.slots):
             return False
         return self.half is None or not under_way.shape.followed or self.half.may_repeat(under_way.shape.follow)
 
@@ -367,9 +386,9 @@ class DeviceExecutor:
 
 
 def runs_on_device(sequence: Sequence) -> bool:
-    """The device compares, filters the best tokens only, keeps logits to itself and knows no constraints."""
+    """The device compares, filters the best tokens only, and keeps logits to itself."""
     request, params = sequence.request, sequence.request.sampling
-    plain = request.accept == "coupled" and request.logprobs is None and sequence.constraint is None
+    plain = request.accept == "coupled" and request.logprobs is None
     return plain and (params.greedy or params.top_k <= LARGEST_TOP_K)
 
 

@@ -193,8 +193,8 @@ class Engine:
         if not due or not any(sequence.policy.measures for sequence in sequences):
             return
         widest = 1 + max(turn.decision.depth for turn in turns)
-        ends = any(s.status is not Status.RUNNING or s.remaining <= widest for s in sequences)
-        if ends or any(turn.sequence.policy.tries(turn.decision) for turn in turns):
+        stays = all(s.status is Status.RUNNING and s.remaining > widest and s.constraint is None for s in sequences)
+        if not stays or any(turn.sequence.policy.tries(turn.decision) for turn in turns):
             return
         wishes = self._decide(sequences)
         self._watch.look(turns)
@@ -309,12 +309,8 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Refuse a request that can never run, with the reason. Any thread may ask."""
-        prompt = len(request.prompt)
-        if prompt >= self.context:
-            more = " or raise max context" if self.context < self.model.config.context else ""
-            raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
         self.drafters.arms_for(request)
-        self.scheduler.check(request)
+        self.scheduler.check(request, self.model.config.context)
 
     def submit(self, request: Request, sink: TextSink, constraint: Constraint | None = None) -> Sequence:
         """Queue a request. One that can never run is refused here, with the reason."""

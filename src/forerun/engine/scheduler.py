@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 from forerun.cache.pages import PagePool
@@ -32,8 +33,12 @@ class Scheduler:
             wanted = max(prompt + 1, min(wanted, capacity))
         return wanted
 
-    def check(self, request: Request) -> None:
-        """Refuse one that can never fit."""
+    def check(self, request: Request, longest: int) -> None:
+        """Refuse one that can never fit. `longest`: the context that the model itself could have."""
+        prompt = len(request.prompt)
+        if prompt >= self.context:
+            more = " or raise max context" if self.context < longest else ""
+            raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
         needed = self.pool.pages_for(self.reservation(len(request.prompt), request.max_tokens))
         if needed > self.pool.count:
             tokens = needed * self.pool.page
@@ -63,7 +68,7 @@ class Scheduler:
             if not self._reclaim(self.pool.pages_for(tokens), slots=1):
                 return
             sequence.cache.grow(tokens)
-            sequence.status = Status.PREFILL
+            sequence.status, sequence.admitted = Status.PREFILL, time.perf_counter()
             self.active.append(self.waiting.popleft())
 
     def take_back(self, sequence: Sequence) -> None:

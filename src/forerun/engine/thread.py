@@ -10,9 +10,11 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from forerun.engine.engine import Engine
+from forerun.engine.sequence import Status
 from forerun.errors import ForerunError
 
 log = logging.getLogger("forerun")
+FAILURES = 3  # rounds in a row that fail as a whole: then it is the engine, and not what it was asked for
 Result = TypeVar("Result")
 Command = tuple["Future[Any] | None", Callable[[], Any]]
 
@@ -31,6 +33,7 @@ class EngineThread:
         self._engine, self._delivered, self._died, self._capacity = engine, delivered, died, capacity
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._door, self._closed = threading.Lock(), False
+        self._failures = 0  # rounds in a row that failed as a whole
         self._thread = threading.Thread(target=self._run, name="forerun engine", daemon=True)
         self._thread.start()
 
@@ -71,13 +74,29 @@ class EngineThread:
         try:
             while self._obey(wait=self._engine.scheduler.idle):
                 if not self._engine.scheduler.idle:
-                    self._engine.step()
+                    self._step()
                     self._delivered()
             self._engine.settle()
         except BaseException as error:
             log.exception("the engine's thread has ended")
             self._refuse(error)
             self._died(error)
+
+    def _step(self) -> None:
+        """One round. What an engine raises is nobody's in particular: all who were in it fail, and others may come."""
+        try:
+            self._engine.step()
+        except Exception as error:
+            self._failures += 1
+            if self._failures >= FAILURES:
+                raise
+            log.exception("a round failed as a whole")
+            with self._engine.owner:
+                for sequence in self._engine.scheduler.active:
+                    if sequence.status in (Status.RUNNING, Status.PREFILL):
+                        sequence.fail(error)
+        else:
+            self._failures = 0
 
     def _refuse(self, error: BaseException) -> None:
         """Nobody will carry out what is left."""

@@ -83,11 +83,12 @@ class CostFile:
         text = json.dumps({"facts": self.facts, **to_data(proportions)})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile("w", encoding="utf-8", dir=self.path.parent, delete=False) as handle:
-                handle.write(text)
+            handle = NamedTemporaryFile("w", encoding="utf-8", dir=self.path.parent, delete=False)  # noqa: SIM115
             try:
+                with handle:
+                    handle.write(text)
                 os.replace(handle.name, self.path)
-            except OSError:
+            except OSError:  # a full disk says so when the file is closed
                 os.unlink(handle.name)
                 raise
         except OSError as error:

@@ -11,6 +11,8 @@ from forerun.serve.engine_client import Ended
 from forerun.serve.parsing.pieces import AnswerParser, CallArguments, CallEnd, CallStart, Content, Piece, Reasoning
 from forerun.text.token_bytes import TokenBytes
 
+SOURCES = {"": "model", "model": "draft model"}  # clients know the model by that name, not the smaller one that drafts
+
 
 class PlainText:
     """The parser of text completions: everything is content."""
@@ -84,7 +86,7 @@ class AnswerReader:
 
     def _info(self, emission: Emission) -> TokenInfo:
         text, data = self._token_bytes.of(emission.token)
-        arm, logprob = emission.arm or "model", emission.logprob
+        arm, logprob = SOURCES.get(emission.arm, emission.arm), emission.logprob
         if logprob is None:
             return TokenInfo(emission.token, text, data, arm, emission.round)
         top = likeliest(logprob, self._token_bytes)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI
 
 from forerun import __version__
 from forerun.serve.body_limit import BodyLimit
 from forerun.serve.chat_service import ChatPipeline
 from forerun.serve.completion_service import CompletionPipeline
-from forerun.serve.error_bodies import add_error_handlers
+from forerun.serve.error_bodies import CatchAll, add_error_handlers
 from forerun.serve.model_service import ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.request_ids import RequestIds
@@ -19,8 +21,13 @@ from forerun.serve.settings import ServeSettings
 OPEN_PATHS = ("/health", "/v1/health")  # without a key, beside the page's files
 
 
-def create_app(model_service: ModelService, settings: ServeSettings) -> FastAPI:
-    """Everything hangs on what is given here: two applications in one process know nothing of each other."""
+def create_app(
+    model_service: ModelService, settings: ServeSettings, metrics: Callable[[], bytes] | None = None
+) -> FastAPI:
+    """Everything hangs on what is given here: two applications in one process know nothing of each other.
+
+    `metrics` gives the text for Prometheus.
+    """
     # The page with the documentation would fetch its scripts from elsewhere: there is only the document itself.
     app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None)
     off_loop = OffLoop(settings.template_timeout)
@@ -31,13 +38,14 @@ def create_app(model_service: ModelService, settings: ServeSettings) -> FastAPI:
     app.include_router(chat.router(chats, model_service, settings, fingerprint))
     app.include_router(completions.router(texts, model_service, settings, fingerprint))
     app.include_router(models.router(model_service))
-    app.include_router(service.router(model_service, settings))
+    app.include_router(service.router(model_service, settings, metrics))
     app.include_router(tokens.router(chats, model_service, off_loop))
     app.include_router(responses.router(chats, settings))
     app.include_router(messages.router(chats, settings))
     app.include_router(page.router(files))
     add_error_handlers(app)
     # From the inside to the outside: a request passes them from the last to the first.
+    app.add_middleware(CatchAll)
     app.add_middleware(BodyLimit, limit=settings.max_body)
     app.add_middleware(Guard, settings=settings, open_paths=(*OPEN_PATHS, *files))
     app.add_middleware(RequestIds)

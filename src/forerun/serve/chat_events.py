@@ -18,7 +18,7 @@ class TokenInfo:
     id: int
     text: str  # the token alone, as the tokenizer decodes it
     data: bytes  # its bytes: several tokens may share a character
-    arm: str  # who drafted it; "model" where the model itself chose it
+    arm: str  # who drafted it ("draft model": the smaller one); "model" where the model chose it
     round: int  # the target pass it came out of; 0: that of the prompt
     logprob: float | None = None
     top: Sequence[tuple[int, str, bytes, float]] = ()  # id, text, bytes, logprob: the likeliest first

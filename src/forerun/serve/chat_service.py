@@ -9,7 +9,7 @@ from forerun.sample.constraint import Constraint
 from forerun.serve.answer_reader import AnswerReader
 from forerun.serve.chat_job import ChatJob, Tool
 from forerun.serve.chat_run import Choice, Run
-from forerun.serve.constraining import chat_constraints, needs_constraint, output_grammar
+from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, is_free
 from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
@@ -49,13 +49,14 @@ class ChatPipeline:
         return Run(self.model, len(prompt.ids), choices, warnings=_warnings(model, job))
 
     async def _constraints(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> Sequence[Constraint | None]:
+        if is_free(job):
+            return ()
         limits = grammar_limits(self._settings)
 
         def build() -> Sequence[Constraint | None]:
-            grammar = output_grammar(model, job.wish.output, limits)
-            return chat_constraints(model, job, grammar, prompt.thinking_open)
+            return chat_constraints(model, job, chat_grammar(model, job, limits), prompt.thinking_open)
 
-        return await self._off_loop.run(build, "response_format") if needs_constraint(job) else ()
+        return await self._off_loop.run(build, "tools" if callable_tools(job) else "response_format")
 
     async def count_tokens(self, job: ChatJob) -> int:
         """Of the prompt, template included."""
@@ -82,11 +83,6 @@ def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
         continue_last=job.continue_last,
         seconds=seconds,
     )
-
-
-def callable_tools(job: ChatJob) -> Sequence[Tool]:
-    """Who must not call tools does not see them either."""
-    return () if job.tool_choice.mode == "none" else job.tools
 
 
 def _function(tool: Tool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.settings import ServeSettings
 from forerun.text.chat import encode_prompt
+from forerun.text.fim import encode_fim
 
 Prompt = str | Sequence[int]
 
@@ -72,12 +73,11 @@ class CompletionPipeline:
         check_limits(job.wish, self._settings)
         if len(job.prompts) * job.wish.n > self._settings.max_queue:
             raise bad_request("These are more prompts and choices than the server's queue holds.", "prompt")
-        if job.suffix is not None:
-            raise bad_request("This model has no tokens for filling in the middle.", "suffix")
         limits = grammar_limits(self._settings)
         grammar = await self._off_loop.run(lambda: output_grammar(model, job.wish.output, limits), "response_format")
         prompts = await self._off_loop.run(
-            lambda: [_encode(model, prompt, job, grammar) for prompt in job.prompts], "prompt"
+            lambda: [_encode(model, prompt, job, grammar) for prompt in job.prompts],
+            "prompt" if job.suffix is None else "suffix",
         )
         work = [item for prompt in prompts for item in make_work(model, job.wish, prompt, "prompt")]
         answers = await self._models.engine.start(work)
@@ -95,8 +95,13 @@ class CompletionPipeline:
 
 def _encode(model: LoadedModel, prompt: Prompt, job: CompletionJob, grammar: Grammar | None) -> PromptToRun:
     if isinstance(prompt, str):
-        check_characters(model, len(prompt), "prompt")
-    ids = encode_prompt(model.tokenizer, prompt, raw=True)
+        check_characters(model, len(prompt) + len(job.suffix or ""), "prompt")
+    if job.suffix is None:
+        ids = encode_prompt(model.tokenizer, prompt, raw=True)
+    elif isinstance(prompt, str):
+        ids = encode_fim(model.tokenizer, prompt, job.suffix)
+    else:
+        raise bad_request("With a suffix the prompt must be text.", "prompt")
     text = prompt if isinstance(prompt, str) else str(model.tokenizer.decode(ids))
     constraints = text_constraints(model, job.wish, grammar)
     return PromptToRun(ids, text, constraints, logprobs=job.echo and job.wish.logprobs is not None)

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from forerun.sample.building import build_constraint
 from forerun.sample.constraint import Constraint
-from forerun.sample.grammar import Grammar, compile_grammar
-from forerun.sample.grammar_text import GrammarLimits
-from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat
+from forerun.sample.grammar import JSON_STYLE, Grammar, compile_grammar
+from forerun.sample.grammar_text import GrammarLimits, check_output
+from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Tool
+from forerun.serve.errors import bad_request
 from forerun.serve.generation import stop_ids_of
 from forerun.serve.model_service import LoadedModel
+from forerun.serve.parsing.tool_grammar import tool_grammar
 
 # What a model that thinks in <think> writes around its end: Qwen's own habit, and what others take as well.
 CLOSING = {"think": "\n</think>\n\n"}
 GAP = {"think": "\n\n"}
+TOOLS_GROW = 8  # a tool's schema becomes rules in the family's syntax, which take more characters
 
 
-def needs_constraint(job: ChatJob) -> bool:
-    """Most answers are free."""
-    return job.wish.output is not None or job.wish.min_tokens > 0 or job.thinking.budget is not None
+def is_free(job: ChatJob) -> bool:
+    """Most answers are: nothing has to be built for them."""
+    wish, tools = job.wish, callable_tools(job)
+    constrained = wish.output is not None or wish.min_tokens > 0 or job.thinking.budget is not None
+    return not constrained and not tools
+
+
+def callable_tools(job: ChatJob) -> Sequence[Tool]:
+    """Who must not call tools does not see them either."""
+    return () if job.tool_choice.mode == "none" else job.tools
 
 
 def output_grammar(model: LoadedModel, output: OutputFormat | None, limits: GrammarLimits) -> Grammar | None:
@@ -27,6 +39,34 @@ def output_grammar(model: LoadedModel, output: OutputFormat | None, limits: Gram
     if output is None:
         return None
     return compile_grammar(model.grammar_vocabulary(), output.kind, output.value, limits)
+
+
+def chat_grammar(model: LoadedModel, job: ChatJob, limits: GrammarLimits) -> Grammar | None:
+    """Of the answer proper. The form that was asked for is the text's; calls of tools have their own."""
+    tools, choice, output = callable_tools(job), job.tool_choice, job.wish.output
+    if not tools:
+        return output_grammar(model, output, limits)
+    calls = replace(limits, characters=limits.characters * TOOLS_GROW)
+    if choice.mode == "required" or choice.mode == "named":
+        source = tool_grammar(model.format, tools, choice.mode, choice.name, choice.parallel)
+    elif output is not None:
+        source = _calls_or(output, tool_grammar(model.format, tools, "required", parallel=choice.parallel), limits)
+    elif any(tool.strict for tool in tools) or not choice.parallel:
+        source = tool_grammar(model.format, tools, "auto", parallel=choice.parallel)
+    else:
+        return None
+    return compile_grammar(model.grammar_vocabulary(), "grammar", source, calls)
+
+
+def _calls_or(output: OutputFormat, calls: str, limits: GrammarLimits) -> str:
+    """Either calls of tools, or text of this form. `calls` begins with its start rule."""
+    if output.kind not in ("json_object", "json_schema"):
+        raise bad_request("With tools the answer's form can only be JSON.", "structured_outputs")
+    check_output(output.kind, output.value, limits)
+    schema = {"type": "object"} if output.kind == "json_object" else output.value
+    assert calls.startswith("start: ")
+    whole = json.dumps({**schema, "x-guidance": JSON_STYLE}, ensure_ascii=False)
+    return f"start: calls_ | text_\ntext_: %json {whole}\ncalls_: {calls.removeprefix('start: ')}"
 
 
 def text_constraints(model: LoadedModel, wish: GenerationWish, grammar: Grammar | None) -> Sequence[Constraint | None]:
@@ -40,10 +80,8 @@ def chat_constraints(
 ) -> Sequence[Constraint | None]:
     """For each choice of a chat. A grammar begins behind the thinking."""
     form, wish = model.format, job.wish
-    if form.reasoning == "none":
+    if form.think_start is None or form.think_end is None:
         return text_constraints(model, wish, grammar)
-    assert form.think_start is not None
-    assert form.think_end is not None
     may_start = not thinking_open and job.thinking.enabled is not False
     return [
         build_constraint(

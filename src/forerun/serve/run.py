@@ -18,6 +18,7 @@ import uvicorn
 
 from forerun.serve.settings import ServeSettings
 from forerun.serve.settings_check import check_settings
+from forerun.serve.slow_heads import TimedHeads
 
 if TYPE_CHECKING:
     from forerun.language_model import LanguageModel
@@ -61,7 +62,7 @@ async def serve(
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        http="h11",
+        http=TimedHeads,
         h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_keep_alive=IDLE,
         timeout_graceful_shutdown=FLUSH,
@@ -132,6 +133,7 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
     from forerun.serve.app import create_app
     from forerun.serve.local_engine import LocalEngine, beside
     from forerun.serve.local_model import loaded_model
+    from forerun.serve.metrics import Metrics
     from forerun.serve.model_service import ModelService
 
     engine = LocalEngine(settings)
@@ -144,4 +146,5 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
         service.ready(model)
         log.info("ready: %s", name)
 
-    await serve(create_app(service, settings), engine, settings, make_ready())
+    app = create_app(service, settings, Metrics(engine, name).render)
+    await serve(app, engine, settings, make_ready())

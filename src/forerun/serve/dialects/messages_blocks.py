@@ -168,11 +168,11 @@ class ServerTool(Strict):
 
 def _tool_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "custom" if kind in (None, "custom") else "server"
+    return "custom tool" if kind in (None, "custom") else "server tool"
 
 
 AnyTool = Annotated[
-    Annotated[CustomTool, Tag("custom")] | Annotated[ServerTool, Tag("server")], Discriminator(_tool_tag)
+    Annotated[CustomTool, Tag("custom tool")] | Annotated[ServerTool, Tag("server tool")], Discriminator(_tool_tag)
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
@@ -120,13 +120,14 @@ def _kind(value: Any) -> Any:
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
+# Tags have two words each: errors leave them out when they name the field (`error_bodies`).
 def _tool_tag(value: Any) -> str:
     kind = _kind(value)
-    return kind if kind in ("function", "namespace") else "other"
+    return f"{kind} tool" if kind in ("function", "namespace") else "other tool"
 
 
 def _inner_tag(value: Any) -> str:
-    return "function" if _kind(value) == "function" else "other"
+    return "function tool" if _kind(value) == "function" else "other tool"
 
 
 class Namespace(Strict):
@@ -137,15 +138,16 @@ class Namespace(Strict):
     description: str | None = None
     tools: list[
         Annotated[
-            Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")], Discriminator(_inner_tag)
+            Annotated[FunctionTool, Tag("function tool")] | Annotated[OtherTool, Tag("other tool")],
+            Discriminator(_inner_tag),
         ]
     ]
 
 
 AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("function")]
-    | Annotated[Namespace, Tag("namespace")]
-    | Annotated[OtherTool, Tag("other")],
+    Annotated[FunctionTool, Tag("function tool")]
+    | Annotated[Namespace, Tag("namespace tool")]
+    | Annotated[OtherTool, Tag("other tool")],
     Discriminator(_tool_tag),
 ]
 
@@ -190,25 +192,22 @@ class ItemReference(Strict):
     type: Literal["item_reference"]
 
 
-def _item_tag(value: Any) -> str | None:
+def _item_tag(value: Any) -> str:
     """Messages may come without a type."""
     kind = _kind(value)
-    if kind is None:
-        return "message"
     if kind in ("function_call_output", "custom_tool_call_output"):
-        return "call_output"
-    names = ("message", "function_call", "custom_tool_call", "reasoning", "additional_tools", "item_reference")
-    return kind if kind in names else "foreign"
+        return "call_output item"
+    return "foreign item" if kind in get_args(Foreign) else f"{kind or 'message'} item"
 
 
 AnyItem = Annotated[
-    Annotated[Message, Tag("message")]
-    | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[CustomToolCall, Tag("custom_tool_call")]
-    | Annotated[CallOutput, Tag("call_output")]
-    | Annotated[Reasoning, Tag("reasoning")]
-    | Annotated[AdditionalTools, Tag("additional_tools")]
-    | Annotated[ForeignItem, Tag("foreign")]
-    | Annotated[ItemReference, Tag("item_reference")],
+    Annotated[Message, Tag("message item")]
+    | Annotated[FunctionCall, Tag("function_call item")]
+    | Annotated[CustomToolCall, Tag("custom_tool_call item")]
+    | Annotated[CallOutput, Tag("call_output item")]
+    | Annotated[Reasoning, Tag("reasoning item")]
+    | Annotated[AdditionalTools, Tag("additional_tools item")]
+    | Annotated[ForeignItem, Tag("foreign item")]
+    | Annotated[ItemReference, Tag("item_reference item")],
     Discriminator(_item_tag),
 ]

@@ -19,7 +19,7 @@ export function chatRequest(model, path, settings) {
   const messages = said.map(({ role, content }) => ({ role, content }));
   if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system.trim() });
   const body = {
-    model,
+    ...(model ? { model } : {}), // not known while the server loads it
     messages,
     stream: true,
     stream_options: { include_usage: true },

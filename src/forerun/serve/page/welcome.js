@@ -14,9 +14,9 @@ const STACK = `class Stack:
 
 const EXAMPLES = [
   [
-    "Change some code",
+    "Explain some code",
     "Copying is where drafts by lookup fly",
-    `Add a method \`size\` to this class and show the whole class again.\n\n\`\`\`python\n${STACK}\n\`\`\``,
+    `Show this class again, then explain in two sentences what it does.\n\n\`\`\`python\n${STACK}\n\`\`\``,
   ],
   [
     "Explain speculative decoding",
@@ -42,7 +42,7 @@ export function welcome(ask) {
     { class: "column welcome" },
     el("img", { src: "/page/icon.svg", alt: "" }),
     el("h1", {}, "Ready. Set. Ask."),
-    el("p", {}, "A drafter runs ahead, the model checks. You get exactly the model’s own words, sooner."),
+    el("p", {}, "A drafter runs ahead, the model checks.", el("br"), "You get exactly the model’s own words, sooner."),
     el(
       "div",
       { class: "examples" },

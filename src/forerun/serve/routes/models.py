@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from forerun.serve.dialects.codex import codex_model
 from forerun.serve.model_service import ModelService
 
 
@@ -29,8 +30,7 @@ def router(models: ModelService) -> APIRouter:
     async def list_models() -> dict[str, Any]:
         """All models: one."""
         found = entry()
-        codex = {"slug": models.name, "display_name": models.name, "context_window": found["max_model_len"]}
-        return {"object": "list", "data": [found], "models": [codex]}
+        return {"object": "list", "data": [found], "models": [codex_model(models.name, found["max_model_len"])]}
 
     @routes.get("/v1/models/{model:path}")
     async def get_model(model: str) -> dict[str, Any]:

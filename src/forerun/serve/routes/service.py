@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -12,9 +13,11 @@ from forerun import __version__
 from forerun.serve.model_service import REASONS, ModelService
 from forerun.serve.settings import ServeSettings
 
+METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
-def router(models: ModelService, settings: ServeSettings) -> APIRouter:
-    """For whoever watches the server."""
+
+def router(models: ModelService, settings: ServeSettings, metrics: Callable[[], bytes] | None) -> APIRouter:
+    """For whoever watches the server. `metrics`: the text that Prometheus reads."""
     routes = APIRouter(tags=["service"])
 
     @routes.get("/health", response_model=None)
@@ -54,5 +57,12 @@ def router(models: ModelService, settings: ServeSettings) -> APIRouter:
             "settings": shown,
             **loaded.about,
         }
+
+    if metrics is not None:
+
+        @routes.get("/metrics", response_class=Response)
+        async def prometheus() -> Response:
+            """Counters, gauges and histograms under vLLM's names."""
+            return Response(metrics(), media_type=METRICS_TYPE)
 
     return routes
