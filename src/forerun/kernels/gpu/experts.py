@@ -154,7 +154,10 @@ def _enter(
     INPUTS: tl.constexpr,
     GELU: tl.constexpr,
 ) -> None:
-    """silu(gate) · up, or gelu(gate) · up, of a few inner columns, for one row and one of its experts: between [rows · top, inner]."""
+    """silu(gate) · up, or gelu(gate) · up, of a few inner columns of one row and one of its experts.
+
+    between [rows · top, inner].
+    """
     after_previous()
     pair = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)

@@ -129,7 +129,9 @@ def embed(tokens: Tensor, table: Tensor) -> Tensor:
     assert table.is_contiguous()
     out = torch.empty(rows, width, dtype=table.dtype, device=table.device)
     if rows:
-        _embed[blocks_of(rows, width)](tokens, table, out, width, COLUMNS, num_warps=4, launch_pdl=overlaps(table.device))
+        _embed[blocks_of(rows, width)](
+            tokens, table, out, width, COLUMNS, num_warps=4, launch_pdl=overlaps(table.device)
+        )
     return out
 
 

@@ -143,7 +143,8 @@ def rotate_and_store(
 ) -> None:
     """Queries of qkv are normed and rotated in place, keys on their way to the pages; values are at most normed there.
 
-    cos and sin [positions, half] float32 of all positions; norms [size] float32. Keys and values in qkv stay as they were.
+    cos and sin [positions, half] float32 of all positions; norms [size] float32. Keys and values in qkv stay as they
+    were.
     """
     half, table = cos.shape[1], rows.table(layer)
     assert cos.is_contiguous() and sin.is_contiguous() and 2 * half <= layout.size
