@@ -34,6 +34,7 @@ def chat(address: str, **body: Any) -> Any:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"unknown": 1}, "unknown"),
+    ({"un known<>": 1}, "un known<>"),
     ({"functions": []}, "functions"),
     ({"audio": {}}, "audio"),
     ({"modalities": ["audio"]}, "modalities[0]"),
@@ -43,6 +44,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages[0].content[0].type"),
+    ({"skip_special_tokens": False}, "skip_special_tokens"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]}, "messages[0]"),

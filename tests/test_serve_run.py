@@ -57,9 +57,12 @@ def served(engine: DrainingEngine, script: Callable[[str], None], **settings: An
             await asyncio.to_thread(script, f"http://127.0.0.1:{port}")
             ended = time.monotonic()
 
-        acting = asyncio.ensure_future(act())
-        await asyncio.wait_for(serve(app, engine, chosen), 20)
+        acting, serving = asyncio.ensure_future(act()), asyncio.ensure_future(serve(app, engine, chosen))
+        await asyncio.wait({acting, serving}, timeout=30, return_when=asyncio.FIRST_EXCEPTION)
+        if acting.done() and acting.exception() is not None:
+            serving.cancel()
         await acting
+        await asyncio.wait_for(serving, 10)
 
     asyncio.run(main())
     return time.monotonic() - ended
@@ -125,20 +128,24 @@ def test_answers_that_take_too_long_are_cut_off(signals: int) -> None:
 
 
 def test_connections_that_dribble_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_heads, "SECONDS", 0.2)
+    monkeypatch.setattr(slow_heads, "SECONDS", 0.3)
+    whole = b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
     def script(address: str) -> None:
         host, port = address.removeprefix("http://").split(":")
-        for head in (b"", b"GET /health HTTP/1.1\r\nHost: 127", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET"):
+        for head in (b"", whole[:30], whole + b"GET"):
             with socket.create_connection((host, int(port)), timeout=5) as connection:
                 connection.sendall(head)
                 while connection.recv(1000):
                     pass  # the answer to what was whole; then the server closes
+        monkeypatch.setattr(slow_heads, "SECONDS", 60.0)
         with socket.create_connection((host, int(port)), timeout=5) as connection:
             for _ in range(2):  # a connection in use is kept
-                connection.sendall(b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-                assert b"200 OK" in connection.recv(1000)
-                time.sleep(0.3)
+                connection.sendall(whole)
+                seen = b""
+                while not seen.endswith(b"}"):
+                    seen += connection.recv(1000) or pytest.fail("it was closed")
+                assert b"200 OK" in seen
         os.kill(os.getpid(), signal.SIGTERM)
 
     served(DrainingEngine(), script)

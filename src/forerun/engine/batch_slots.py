@@ -115,7 +115,7 @@ class BatchSlots:
             asked["seed"][slot] = [*split_seed(params.seed), params.choice]
             self._turn_pages(slot, cache)
             if self._edits is not None or params.needs_edits:
-                self._edit_buffers().join(slot, params, sequence.history)
+                self.make_edits().join(slot, params, sequence.history)
         self._asked.send()
         self._put.send()
         new = self._put.there["new"].bool()
@@ -131,9 +131,10 @@ class BatchSlots:
     def mask(self, slot: int, masks: Masks | None) -> None:
         """What the rows of a slot allow in the next round; None: everything."""
         if masks is not None or self._edits is not None:
-            self._edit_buffers().mask(slot, np.empty((0, words_of(self.vocab)), np.int32) if masks is None else masks)
+            self.make_edits().mask(slot, np.empty((0, words_of(self.vocab)), np.int32) if masks is None else masks)
 
-    def _edit_buffers(self) -> EditBuffers:
+    def make_edits(self) -> EditBuffers:
+        """The buffers of edits; a round that edits is captured with them, so they must be there before."""
         if self._edits is None:
             from forerun.sample.device_edits import EditBuffers  # needs Triton
 

@@ -193,9 +193,8 @@ class Engine:
         if not due or not any(sequence.policy.measures for sequence in sequences):
             return
         widest = 1 + max(turn.decision.depth for turn in turns)
-        ends = any(s.status is not Status.RUNNING or s.remaining <= widest for s in sequences)
-        forced = any(s.constraint is not None for s in sequences)  # what it leaves depends on the tokens to come
-        if ends or forced or any(turn.sequence.policy.tries(turn.decision) for turn in turns):
+        stays = all(s.status is Status.RUNNING and s.remaining > widest and s.constraint is None for s in sequences)
+        if not stays or any(turn.sequence.policy.tries(turn.decision) for turn in turns):
             return
         wishes = self._decide(sequences)
         self._watch.look(turns)

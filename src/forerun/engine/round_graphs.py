@@ -86,6 +86,7 @@ class RoundGraphs:
 
     def capture(self, shape: Shape) -> None:
         """A capture runs once, for nobody."""
+        assert not shape.edited or self.slots.edits is not None, "a graph remembers the buffers it was captured with"
         if self.graphs.real:
             torch.cuda.synchronize(self.pool.device)  # buffers are written anew while copies may be under way
         while len(self._rounds) >= MOST:

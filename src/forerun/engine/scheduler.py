@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 from forerun.cache.pages import PagePool
@@ -67,7 +68,7 @@ class Scheduler:
             if not self._reclaim(self.pool.pages_for(tokens), slots=1):
                 return
             sequence.cache.grow(tokens)
-            sequence.status = Status.PREFILL
+            sequence.status, sequence.admitted = Status.PREFILL, time.perf_counter()
             self.active.append(self.waiting.popleft())
 
     def take_back(self, sequence: Sequence) -> None:

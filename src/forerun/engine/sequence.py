@@ -122,6 +122,7 @@ class Sequence:
     counters: Counters = field(default_factory=Counters)
     warnings: list[str] = field(default_factory=list)
     error: Exception | None = None
+    admitted: float | None = None  # when it got its pages
     given_up: bool = False  # its pages were given back: it cannot be continued
     constraint: Constraint | None = None  # what may come next
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of every prompt token after the first, if asked for

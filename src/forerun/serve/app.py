@@ -10,7 +10,7 @@ from forerun import __version__
 from forerun.serve.body_limit import BodyLimit
 from forerun.serve.chat_service import ChatPipeline
 from forerun.serve.completion_service import CompletionPipeline
-from forerun.serve.error_bodies import add_error_handlers
+from forerun.serve.error_bodies import CatchAll, add_error_handlers
 from forerun.serve.model_service import ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.request_ids import RequestIds
@@ -45,6 +45,7 @@ def create_app(
     app.include_router(page.router(files))
     add_error_handlers(app)
     # From the inside to the outside: a request passes them from the last to the first.
+    app.add_middleware(CatchAll)
     app.add_middleware(BodyLimit, limit=settings.max_body)
     app.add_middleware(Guard, settings=settings, open_paths=(*OPEN_PATHS, *files))
     app.add_middleware(RequestIds)

@@ -95,8 +95,8 @@ class EngineRoom:
 
     def _begin(self, live: Live, sequence: Running, round: Bin) -> None:
         """How far its prompt has been read."""
-        if live.times.begun is None and sequence.status is not Status.WAITING:
-            live.times.begun = round.began
+        if live.times.begun is None:
+            live.times.begun = sequence.admitted
         read = min(max(live.read, sequence.cache.length), sequence.prompt_length)
         round.read += read - live.read
         live.read = read

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.sse import data_event
@@ -73,7 +74,8 @@ def validation_error(error: RequestValidationError) -> ApiError:
         return bad_request("The body is not valid JSON.", code="invalid_json")
     param = _param(place)
     if kind == "extra_forbidden":
-        return bad_request(f"'{param}' is not supported.", param, "unknown_parameter")
+        name = param or str(place[-1])[:100]
+        return bad_request(f"'{name}' is not supported.", name, "unknown_parameter")
     if not place:
         return bad_request("The body must be a JSON object, sent as application/json.")
     return bad_request(f"Invalid '{param}': {first['msg']}.", param, "invalid_value")
@@ -91,7 +93,7 @@ def _param(place: list[Any]) -> str:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """All ways a request can fail."""
+    """All ways a request can fail that are foreseen."""
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
@@ -106,10 +108,28 @@ def add_error_handlers(app: FastAPI) -> None:
         message = HTTP_MESSAGES.get(error.status_code, str(error.detail))
         return _answered(request, ApiError(error.status_code, message, headers=error.headers))
 
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return _answered(request, as_api_error(error))
-
 
 def _answered(request: Request, error: ApiError) -> Response:
     return error_response(request.scope["path"], error, getattr(request.state, "request_id", None))
+
+
+class CatchAll:
+    """ASGI middleware, the innermost: what no handler knows becomes a 500, and is logged once."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            await _answered(Request(scope), as_api_error(error))(scope, receive, send)

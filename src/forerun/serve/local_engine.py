@@ -103,7 +103,7 @@ class LocalEngine:
     def _refuse_if_full(self, room: EngineRoom, more: int) -> None:
         """What finds a place in the rounds at once does not wait; where somebody waits for memory, nobody does."""
         lives = list(self._answers.values())
-        waiting = sum(live.times.begun is None for live in lives)
+        waiting = sum(map(waits, lives))
         free = 0 if room.blocked else max(0, self._places - (len(lives) - waiting))
         if waiting + more > self.settings.max_queue + free:
             seconds = self.tally.mean_seconds * max(1, waiting) / self._places
@@ -115,7 +115,7 @@ class LocalEngine:
             )
 
     def _waited_too_long(self, live: Live) -> None:
-        if live.times.begun is None:
+        if waits(live):
             message = f"it waited {self.settings.queue_timeout:g} seconds for its turn: try again later"
             live.answer.fail(ApiError(503, message, code="queue_timeout", headers={"Retry-After": str(LONGEST_WAIT)}))
 
@@ -141,7 +141,7 @@ class LocalEngine:
         """As things are now; any thread may ask."""
         now = time.perf_counter()
         lives = [live for live in list(self._answers.values()) if not live.times.ended]
-        waiting = sum(live.times.begun is None or is_parked(live) for live in lives)
+        waiting = sum(waits(live) or is_parked(live) for live in lives)
         recent, pool = self.tally.recent.sum(now), None if self.model is None else self.model.engine.pool
         return EngineState(
             status=self._status,
@@ -213,6 +213,11 @@ def check(model: LanguageModel, request: Request) -> None:
         model.engine.check(request)
     except ForerunError as error:
         raise bad_request(str(error)) from error
+
+
+def waits(live: Live) -> bool:
+    """Has its prompt not been begun?"""
+    return live.sequence is None or live.sequence.admitted is None
 
 
 def is_parked(live: Live) -> bool:

@@ -35,12 +35,18 @@ def _no_media(part: Any) -> Any:
 class TextPart(Strict):
     """Part of a message."""
 
-    type: Literal["text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
+    type: Literal["text"]
+    text: str
 
 
-Part = Annotated[TextPart, BeforeValidator(_no_media)]
+class RefusalPart(Strict):
+    """What the assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[TextPart | RefusalPart, BeforeValidator(_no_media)]
 Text = str | Annotated[list[Part], Field(max_length=MAX_PARTS)]
 
 
@@ -93,11 +99,11 @@ class Message(Strict):
         return form
 
 
-def joined(content: str | list[TextPart] | None) -> str:
+def joined(content: str | list[TextPart | RefusalPart] | None) -> str:
     """Parts are one text."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text or part.refusal or "" for part in content)
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:

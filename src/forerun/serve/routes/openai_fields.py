@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, JsonValue, StringConstraints
 
@@ -74,6 +74,7 @@ class GenerationFields(OutputFields):
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
     speculative: Annotated[str, Field(max_length=50)] | SpeculativeChoice | None = None
     return_token_details: bool | None = None
+    skip_special_tokens: Literal[True] | None = None  # vLLM's clients send what is the only way here
     user: Annotated[str, Field(max_length=10_000)] | None = None
     metadata: Annotated[dict[str, JsonValue], Field(max_length=100)] | None = None
     store: bool | None = None
