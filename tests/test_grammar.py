@@ -103,7 +103,9 @@ def test_laws(form: str, dice: Any, data: st.DataObject) -> None:
         assert rows.shape == (len(legal) + 1, 10) and rows.dtype.name == "int32"
         reached = len(rows) - bool(STOPS & set(legal))  # the row behind a stop token is nobody's
         for place in range(reached):
-            assert allowed(rows[place]) == oracle(form, [*answer, *legal[:place]])
+            found, possible = allowed(rows[place]), oracle(form, [*answer, *legal[:place]])
+            # Where the bytes to come are certain, llguidance allows but the usual one of the tokens that spell them.
+            assert found == possible or (len(found) == 1 and found < possible)
         forced = constraint.forced(8)
         assert constraint.legal(forced) == len(forced) <= 8
 
