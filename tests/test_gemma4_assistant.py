@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import VOCAB, decoder, engine, request, run
+from engines import VOCAB, NoText, decoder, engine, finish, request, run
+from rules import ByRule, random_rule
 from storm import Storm, random_visit
 from test_models import load
 from test_models import run as feed
@@ -257,3 +258,20 @@ def test_rejection_has_the_distribution_of_plain_sampling(trained: tuple[Decoder
         pairs.append((len(found) - sum(counts[key] for key in cells), rest))
     statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in pairs)
     assert len(pairs) > 1 and statistic < chi2.ppf(0.9999, len(pairs) - 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@torch.inference_mode()
+def test_constraints_hold_with_drafts_and_without(trained: tuple[Decoder, Path], temperature: float) -> None:
+    asked = {"temperature": temperature, "seed": 5, "max_tokens": 16}
+
+    def answers(machine: Engine, **options: Any) -> list[list[int]]:
+        wish = request(PROMPTS[0], **asked, **options)
+        found = [machine.submit(wish, NoText(), ByRule(random_rule(seed, VOCAB), VOCAB)) for seed in range(3)]
+        finish(machine, found)
+        assert not any(sequence.error or sequence.warnings for sequence in found)
+        return [sequence.answer for sequence in found]
+
+    plain = answers(engine(trained[0]))
+    assert answers(assisted(*trained), draft="assistant", draft_tokens=4) == plain
+    assert len({tuple(answer) for answer in plain}) > 1, "the rules are felt"
