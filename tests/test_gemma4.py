@@ -13,6 +13,7 @@ from tiny_gemma import FULL, VARIANTS, WINDOW, random_gemma, save_gemma
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.errors import ForerunError
+from forerun.inspection import count_parameters
 from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import read_config
@@ -134,3 +135,11 @@ def test_configs_that_cannot_be_are_refused_by_name(wrong: str) -> None:
     config = json.loads(random_gemma("E4B").config.to_json_string()) | changes
     with pytest.raises(ForerunError, match=words):
         read_config(ConfigReader(config, "config.json"))
+
+
+def test_parameters_are_those_of_the_file(tmp_path: Path) -> None:
+    """All but the vectors: norms and scalars."""
+    oracle = random_gemma("E4B")
+    model = load(save_gemma(tmp_path, oracle), ReferenceKernels())
+    tensors = oracle.state_dict().items()
+    assert count_parameters(model) == sum(t.numel() for name, t in tensors if t.dim() > 1 and name != "lm_head.weight")
