@@ -51,3 +51,21 @@ def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     if not torch.cuda.is_available():
         monkeypatch.setattr(attention, "splits", lambda layout: 2)
+
+
+@pytest.fixture(scope="session")
+def gemma_pair(request: pytest.FixtureRequest) -> Path:
+    """A folder with a tiny trained `target` and its `assistant`; made once, kept while the script stays the same."""
+    import hashlib
+
+    script = Path(__file__).parent.parent / "tools" / "make_gemma_pair.py"
+    assert request.config.cache is not None
+    kept = request.config.cache.mkdir("gemma-pair") / hashlib.sha256(script.read_bytes()).hexdigest()[:16]
+    if not (kept / "done").exists():
+        spec = importlib.util.spec_from_file_location("make_gemma_pair", script)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.make_pair(kept)
+        (kept / "done").touch()
+    return kept

@@ -12,6 +12,7 @@ from heads import HeadShape, random_head, write_head
 from tiny import tiny_model
 
 from forerun.cache.pages import PagePool
+from forerun.draft.assistant_loading import load_assistant
 from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
 from forerun.draft.mtp import MtpDrafter
@@ -54,6 +55,7 @@ def device_engine(
     *,
     rounds: bool = True,
     native: bool = False,
+    assistant: Path | None = None,
     pages: int = 60,
     context: int = CONTEXT,
 ) -> Engine:
@@ -66,6 +68,8 @@ def device_engine(
     brought = decoder.native_head() if native else None
     if brought is not None:
         drafters["mtp"] = attach_head(brought, decoder, pool, VOCAB, context)
+    if assistant is not None:
+        drafters["assistant"] = load_assistant(assistant, decoder, pool, VOCAB, "n-1")
     target = graphed(decoder, pool, context)
     costs = CostTable()
     executor: Executor = device_executor(target, drafters, VOCAB, costs)

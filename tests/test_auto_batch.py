@@ -83,3 +83,20 @@ def test_named_arms_stay(target: Decoder) -> None:
     first, second = run(machine, request(PROMPTS[0], draft="lookup", draft_tokens=2), request(PROMPTS[1], draft="auto"))
     assert first.counters.arms["lookup"].rounds
     assert second.answer == run(machine, request(PROMPTS[1]))[0].answer
+
+
+def test_a_named_arm_does_not_keep_the_others_from_being_timed(target: Decoder) -> None:
+    """It drafts in every round; whether those who leave it to us do is still compared."""
+    machine = engine(target)
+    machine.drafters.by_name["lookup"] = Scripted(lambda text, depth: text[-1:] * depth)
+    named = request(PROMPTS[0], draft="lookup", draft_tokens=2, max_tokens=150)
+    with torch.inference_mode():
+        who = [
+            machine.submit(one, NoText())
+            for one in (named, *(request(p, draft="auto", max_tokens=150) for p in PROMPTS[1:]))
+        ]
+        ways = []
+        while all(one.status is not Status.FINISHED for one in who):
+            machine.step()
+            ways.append(machine._batch.drafts(len(who), len(who)))
+    assert any(ways) and not all(ways[:10])

@@ -94,3 +94,26 @@ def test_drafters_read_prompts_only_where_drafts_may_come() -> None:
         admitted.append(world.policy.admits(16))
         world.run(1)
     assert any(admitted) and not all(admitted), "before another look they read again"
+
+
+def test_answers_that_end_together_hide_no_busy_rounds() -> None:
+    """All of them come one by one and end in one round; drafting is slow while they come."""
+    policy, now, number = BatchPolicy(), 0.0, 0
+    for _ in range(400):
+        for step in range(40):
+            drafts, busy = policy.drafts(64, 64), step < 20
+            number += busy
+            now += (3.0 if drafts else 1.4) if busy else (1.1 if drafts else 1.0)
+            policy.delivered([number, *range(10**6, 10**6 + 63)], now, 160 if drafts else 64, drafts, busy, True)
+        for _ in range(64):
+            policy.has_ended(40)
+    assert not policy.drafts(64, 64)
+
+
+def test_rounds_without_a_token_are_not_compared() -> None:
+    """All of them failed, or nobody's token could be decided on."""
+    world = World(4, plain=(1.0, 4), drafting=(1.0, 0))
+    world.run(3 * FIRST_LOOK)
+    world.rounds[True] = (1.0, 10)
+    world.run(3 * FIRST_LOOK)
+    assert world.drafted[-1]

@@ -151,7 +151,7 @@ def test_defaults_are_the_documented_ones(library: FakeLibrary) -> None:
     assert library.model == "smollm2" and library.prompt == "Hi"
     assert library.loading == {
         "device": "auto", "dtype": "auto", "quantize": "auto", "max_context": None, "draft_model": None,
-        "head": "auto",
+        "head": "auto", "assistant_position": "n-1",
     }  # fmt: skip
     assert library.options == {
         "system": None, "raw": False, "max_tokens": None, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
@@ -173,7 +173,7 @@ def test_every_flag_reaches_the_library(library: FakeLibrary) -> None:
     del library.loading["progress"], library.options["progress"]
     assert library.loading == {
         "device": "cuda", "dtype": "bfloat16", "quantize": "none", "max_context": 512, "draft_model": "small",
-        "head": "auto",
+        "head": "auto", "assistant_position": "n-1",
     }  # fmt: skip
     assert library.options == {
         "system": "Be", "raw": False, "max_tokens": 7, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
@@ -335,7 +335,6 @@ def test_unreadable_prompts_are_refused(
         ("--draft model", "--draft-model"),
         ("--draft off --draft-model small", "uses no draft model"),
         ("--draft lookup --draft-model small", "uses no draft model"),
-        ("--draft mtp --draft-model small", "uses no draft model"),
         ("--draft lookup --head folder", "uses no MTP head"),
         ("--head folder --draft-model small", "two drafters"),
         ("--head=", "--head"),

@@ -13,6 +13,7 @@ from rules import Breaking, ByRule, Rule, random_rule
 
 from forerun.draft.arms import FORCED
 from forerun.engine.engine import Engine
+from forerun.engine.round_graphs import Shape
 from forerun.engine.sequence import Sequence
 from forerun.errors import ForerunError
 
@@ -92,3 +93,18 @@ def test_who_has_drafts_of_the_devices_own_goes_the_hosts_way(tmp_path: Path) ->
     (plain,) = answers(machine, (request(PROMPTS[0], max_tokens=5), by_rule(4)))
     mine, free = answers(machine, (wish, by_rule(4)), (wish, None))
     assert mine.error is None and not mine.warnings and mine.answer == plain.answer != free.answer
+
+
+def test_what_is_captured_for_masks_has_their_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph holds the tables that were there when it was captured: without any it would never mask."""
+    machine = device_engine(tiny_folder(tmp_path), None)
+    rounds, slots = device_of(machine).rounds, device_of(machine).slots
+    usual, found = rounds.capture, []
+
+    def capture(shape: Shape) -> None:
+        found.append((shape.edited, slots.edits is not None))
+        usual(shape)
+
+    monkeypatch.setattr(rounds, "capture", capture)
+    (one,) = answers(machine, (request(PROMPTS[0], max_tokens=3), by_rule(2)))
+    assert one.error is None and found and all(edited == there for edited, there in found)

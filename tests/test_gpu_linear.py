@@ -41,6 +41,8 @@ def test_gated_product(splits: int) -> None:
     gate, up = F.linear(x, weights.weight, weights.bias).chunk(2, dim=1)
     got = Products(DEVICE)(x, weights, gated=True, cut=Tiling(16, 16, 32, splits, 4, 3))
     torch.testing.assert_close(got, F.silu(gate) * up, atol=1e-4, rtol=1e-4)
+    got = Products(DEVICE)(x, weights, gated=True, gelu=True, cut=Tiling(16, 16, 32, splits, 4, 3))
+    torch.testing.assert_close(got, F.gelu(gate, approximate="tanh") * up, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

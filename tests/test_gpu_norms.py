@@ -92,3 +92,30 @@ def test_embed(width: int, dtype: torch.dtype) -> None:
     table, tokens = random(7, width, dtype=dtype), torch.tensor([6, 0, 3, 3], device=DEVICE)
     assert torch.equal(norms.embed(tokens, table), SLOW.embed(tokens, table))
     assert norms.embed(tokens[:0], table).shape == (0, width)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu_gates_and_added_norms(dtype: torch.dtype) -> None:
+    """As the reference has them, and a row's bits are its own."""
+    from forerun.kernels.cuda import CudaKernels
+
+    mine, theirs = CudaKernels(torch.device(DEVICE)), ReferenceKernels()
+    generator = torch.Generator().manual_seed(3)
+    x, before = (torch.randn(5, 37, generator=generator).to(DEVICE, dtype) for _ in range(2))
+    wide, weight = torch.randn(5, 60, generator=generator).to(DEVICE, dtype), torch.rand(37, generator=generator)
+    close = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.02}
+    added = mine.add_norm(x, weight.to(DEVICE), 1e-6, before, 0.75)
+    torch.testing.assert_close(added, theirs.add_norm(x, weight.to(DEVICE), 1e-6, before, 0.75), **close)
+    assert torch.equal(added[3:4], mine.add_norm(x[3:4].clone(), weight.to(DEVICE), 1e-6, before[3:4].clone(), 0.75))
+    own = wide[:, 11:48]
+    torch.testing.assert_close(mine.gelu_gate(x, own), theirs.gelu_gate(x, own), **close)
+
+
+def test_logits_of_clusters() -> None:
+    from forerun.kernels.cuda import CudaKernels
+
+    generator = torch.Generator().manual_seed(4)
+    x, table = torch.randn(3, 40, generator=generator).to(DEVICE), torch.randn(7, 5, 40, generator=generator).to(DEVICE)
+    clusters = torch.tensor([[6, 0], [2, 3], [1, 5]], device=DEVICE)
+    found = CudaKernels(torch.device(DEVICE)).cluster_logits(x, table, clusters)
+    torch.testing.assert_close(found, ReferenceKernels().cluster_logits(x, table, clusters), atol=1e-4, rtol=1e-4)

@@ -39,13 +39,16 @@ def load(
     max_context: int | None = None,
     draft_model: str | None = None,
     head: str | Path | None = "auto",
+    assistant_position: str = "n-1",
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a model: a folder, a GGUF file, a hub id or the built-in `smollm2`.
 
     On CPU weights are rounded to int8; `dtype="float32"` or `quantize="none"` keeps full precision. `draft_model` names
     a smaller model with the same tokenizer for `draft="model"`. `head` is a folder with an MTP head for `draft="mtp"`;
-    "auto" takes the model's own or one that comes with forerun, None does without.
+    "auto" takes the model's own or one that comes with forerun, None does without. `draft_model` may also name an
+    assistant for `draft="assistant"`; one beside the model is found. `assistant_position`: where its queries stand, at
+    the last committed token ("n-1") or at the pending one ("n"); the text is the same.
     """
     from forerun.loading import load_model
 
@@ -57,6 +60,7 @@ def load(
         max_context=max_context,
         draft_model=draft_model,
         head=head,
+        assistant_position=assistant_position,
         progress=progress,
     )
 

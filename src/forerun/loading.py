@@ -16,6 +16,7 @@ import torch
 from forerun.cache.pages import PagePool
 from forerun.device import CACHE_SHARE, Machine, free_memory, plan_machine, running_memory
 from forerun.draft.arms import MAX_DEPTH, MTP
+from forerun.draft.assistant_loading import find_assistant
 from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
 from forerun.draft.model import ModelDrafter
@@ -58,6 +59,7 @@ def load_model(
     max_context: int | None = None,
     draft_model: str | None = None,
     head: str | Path | None = "auto",
+    assistant_position: str = "n-1",
     progress: Progress | None = None,
 ) -> LanguageModel:
     """See `forerun.load`."""
@@ -79,8 +81,13 @@ def load_model(
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
     labels = {"lookup": "finds drafts in the text so far"}
     with running_memory():
-        if draft_model is not None:
-            drafters["model"] = load_drafter(draft_model, tokenizer, machine, context, vocab, progress)
+        named = None if draft_model is None else find(draft_model, progress=progress)
+        assistant = find_assistant(named, folder, decoder, pool, vocab, assistant_position)
+        if assistant.drafter is not None:
+            drafters["assistant"] = assistant.drafter
+            labels["assistant"] = f"the assistant {assistant.path}"
+        elif named is not None:
+            drafters["model"] = load_drafter(named, tokenizer, machine, context, vocab, progress)
             labels["model"] = f"the draft model {draft_model}"
         heads = load_head(head, checkpoint, decoder, vocab)
         if heads.head is not None:
@@ -97,7 +104,7 @@ def load_model(
         context=context,
         max_width=result.widest,
         chunk=CHUNK if target is None else DEVICE_CHUNK,
-        unavailable={} if heads.missing is None else {"mtp": heads.missing},
+        unavailable=({} if heads.missing is None else {"mtp": heads.missing}) | assistant.missing,
         costs=costs,
         executor=None if target is None else device_executor(target, drafters, vocab, costs),
     )
@@ -110,7 +117,7 @@ def load_model(
         load_seconds=time.perf_counter() - began,
         name=Path(model).name if Path(model).expanduser().exists() else model,
         generation_defaults=generation_defaults(folder),
-        head_warnings=heads.warnings,
+        head_warnings=heads.warnings + assistant.warnings,
         cost_file=cost_file,
         drafter_labels=labels,
     )
@@ -143,12 +150,11 @@ def make_pool(decoder: Decoder, context: int, machine: Machine) -> PagePool:
 
 
 def load_drafter(
-    name: str, tokenizer: Any, machine: Machine, context: int, vocab: int, progress: Progress
+    folder: Path, tokenizer: Any, machine: Machine, context: int, vocab: int, progress: Progress
 ) -> ModelDrafter:
     """A draft model must speak in the same tokens as the target."""
-    folder = find(name, progress=progress)
     if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
-        raise ForerunError(f"the draft model {name!r} has another tokenizer: use one from the same family as the model")
+        raise ForerunError(f"the draft model {folder} has another tokenizer: use one from the same family as the model")
     decoder = load_decoder(folder, machine, progress)
     if decoder.config.context < context:
         context = decoder.config.context

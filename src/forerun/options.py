@@ -11,7 +11,7 @@ from forerun.errors import ForerunError
 if TYPE_CHECKING:
     from forerun.sample.parameters import SamplingParams
 
-DraftChoice = Literal["auto", "off", "lookup", "mtp", "model"]
+DraftChoice = Literal["auto", "off", "lookup", "mtp", "assistant", "model"]
 AcceptChoice = Literal["coupled", "rejection"]
 
 # What the options are about, in the order of --help.

@@ -18,7 +18,27 @@ QWEN = {
     "max_position_embeddings": 8192, "mtp_num_hidden_layers": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }  # fmt: skip
+GEMMA = {
+    "model_type": "gemma4_text", "vocab_size": 262144, "vocab_size_per_layer_input": 262144, "head_dim": 256,
+    "global_head_dim": 512, "final_logit_softcapping": 30.0, "max_position_embeddings": 8192,
+    "hidden_size_per_layer_input": 0, "sliding_window": 1024,
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
+    "Gemma-4-E4B": GEMMA | {
+        "hidden_size": 2560, "num_hidden_layers": 42, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "intermediate_size": 10240, "num_kv_shared_layers": 18, "hidden_size_per_layer_input": 256,
+        "sliding_window": 512,
+    },
+    "Gemma-4-12B": GEMMA | {
+        "model_type": "gemma4_unified_text", "hidden_size": 3840, "num_hidden_layers": 48, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+        "intermediate_size": 15360,
+    },
+    "Gemma-4-26B-A4B": GEMMA | {
+        "hidden_size": 2816, "num_hidden_layers": 30, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2, "attention_k_eq_v": True, "intermediate_size": 2112,
+        "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+    },
     "Qwen3.5-4B": QWEN | {
         "hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
         "intermediate_size": 9216, "tie_word_embeddings": True,

@@ -15,6 +15,7 @@ from forerun.cli.generation_flags import with_generation_flags
 from forerun.cli.options import (
     OUTPUT_PANEL,
     AsJson,
+    AssistantPosition,
     Device,
     DraftModel,
     Dtype,
@@ -58,6 +59,7 @@ def generate(
     options: GenerationOptions,
     draft_model: DraftModel = None,
     head: Head = None,
+    assistant_position: AssistantPosition = "n-1",
     device: Device = "auto",
     dtype: Dtype = Precision.auto,
     quantize: Quantize = Quantization.auto,
@@ -86,6 +88,7 @@ def generate(
         max_context=max_context,
         draft_model=draft_model,
         head="auto" if head is None else head,
+        assistant_position=assistant_position,
         progress=progress,
     )
     with forerun.stream(loaded, text, progress=progress, **options.to_dict()) as answer:
@@ -108,7 +111,7 @@ def _refuse_contradictions(options: GenerationOptions, draft_model: str | None, 
         raise ForerunError("--raw uses no chat template, so --system has nowhere to go: drop one of them")
     if draft == "model" and draft_model is None:
         raise ForerunError("--draft model needs a model: name it with --draft-model")
-    if draft in ("off", "lookup", "mtp") and draft_model is not None:
+    if draft in ("off", "lookup") and draft_model is not None:
         raise ForerunError(f"--draft {draft} uses no draft model: drop --draft-model, or use --draft model")
     if draft not in ("auto", "mtp") and head is not None:
         raise ForerunError(f"--draft {draft} uses no MTP head: drop --head, or use --draft mtp")

@@ -39,7 +39,15 @@ ModelName = Annotated[
 ]
 DraftModel = Annotated[
     str | None,
-    typer.Option("--draft-model", help="A smaller model with the same tokenizer.", rich_help_panel=SPECULATION),
+    typer.Option(
+        "--draft-model", help="A smaller model with the same tokenizer, or an assistant.", rich_help_panel=SPECULATION
+    ),
+]
+AssistantPosition = Annotated[
+    str,
+    typer.Option(
+        "--assistant-position", help="Where an assistant's queries stand: n-1 or n.", rich_help_panel=SPECULATION
+    ),
 ]
 Head = Annotated[
     str | None,

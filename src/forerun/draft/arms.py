@@ -42,6 +42,18 @@ MTP = Arm(
     acceptance=0.6,
     hint="give a head with --head FOLDER (forerun train-head makes one)",
 )
+# An assistant reads the target's keys and values; the same holds for it.
+ASSISTANT = Arm(
+    "assistant",
+    drafter="assistant",
+    deepest=8,
+    first_depth=4,
+    adapts=False,
+    step_cost=0.1,
+    at_once=False,
+    acceptance=0.7,
+    hint="name one with --draft-model",
+)
 MODEL = Arm(
     "model",
     drafter="model",
@@ -69,14 +81,15 @@ LONG_LOOKUP = replace(LOOKUP, name="long lookup", acceptance=0.9, evidence=5)
 # The only text that a constraint leaves (a key of a JSON schema), as the tokenizer cuts it. No drafter makes it, and
 # nobody names it: sequences that are constrained and draft at all have it.
 FORCED = replace(LOOKUP, name="grammar", drafter="grammar", step_cost=0.005, acceptance=0.95)
-ARMS = {arm.name: arm for arm in (MTP, MODEL, LOOKUP, LONG_LOOKUP, FORCED)}
+ARMS = {arm.name: arm for arm in (MTP, ASSISTANT, MODEL, LOOKUP, LONG_LOOKUP, FORCED)}
 SERVED = {  # by drafter
     MTP.drafter: (MTP,),
+    ASSISTANT.drafter: (ASSISTANT,),
     MODEL.drafter: (MODEL,),
     LOOKUP.drafter: (LOOKUP, LONG_LOOKUP),
     FORCED.drafter: (FORCED,),
 }
-DRAFT_CHOICES = ("auto", "off", LOOKUP.drafter, MTP.drafter, MODEL.drafter)
+DRAFT_CHOICES = ("auto", "off", LOOKUP.drafter, MTP.drafter, ASSISTANT.drafter, MODEL.drafter)
 
 
 def arm_for(drafter: str, evidence: int) -> Arm | None:

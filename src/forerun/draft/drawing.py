@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,11 @@ class Drawing:
     reduced `vocabulary` column n of the logits belongs to target id `vocabulary[n]`.
     """
 
-    def __init__(self, wants: list[Want], vocab: int, vocabulary: Tensor | None = None) -> None:
-        self.wants, self.vocab, self.vocabulary = wants, vocab, vocabulary
+    def __init__(
+        self, wants: list[Want], vocab: int, vocabulary: Tensor | None = None, deterministic: bool = False
+    ) -> None:
+        """`deterministic`: under rejection the likeliest token is drafted, whose distribution is one-hot."""
+        self.wants, self.vocab, self.vocabulary, self.deterministic = wants, vocab, vocabulary, deterministic
         self.tokens: list[list[int]] = [[] for _ in wants]
         self._distributions: list[list[Tensor]] = [[] for _ in wants]
         self._full: Tensor | None = None  # [rows, vocab]; only the columns of the draft vocabulary are ever written
@@ -30,10 +35,11 @@ class Drawing:
 
     def draw(self, live: list[int], logits: Tensor) -> None:
         """Draw the next token of the drafts `live` from logits [live, vocabulary], one row for each."""
-        if not bool(logits.isfinite().all()):
+        if not bool((logits < float("inf")).all()):  # not a number is not less either; −∞ rules a token out
             raise ArithmeticError("it gave numbers that are infinite or not a number")
         rows = [self._row(index) for index in live]
-        sampled = [self.wants[index].rejection and not row.params.greedy for index, row in zip(live, rows, strict=True)]
+        drawn = [self.wants[index].rejection and not self.deterministic for index in live]
+        sampled = [is_drawn and not row.params.greedy for is_drawn, row in zip(drawn, rows, strict=True)]
         coupled = [place for place, is_sampled in enumerate(sampled) if not is_sampled]
         for place, token in zip(coupled, self._choose(logits, rows, coupled), strict=True):
             if token is not None:
@@ -51,7 +57,10 @@ class Drawing:
 
     def _row(self, index: int) -> Row:
         first, drafted = self.wants[index].row, self.tokens[index]
-        return Row(first.params, first.history, tuple(drafted), first.position + len(drafted), first.allowed)
+        params = first.params
+        if self.deterministic and self.wants[index].rejection:
+            params = replace(params, temperature=0.0)
+        return Row(params, first.history, tuple(drafted), first.position + len(drafted), first.allowed)
 
     def _choose(self, logits: Tensor, rows: list[Row], places: list[int]) -> list[int | None]:
         """The target's choice if these were its logits; None where the draft vocabulary has nothing to choose from."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from forerun.cache.pages import SequenceCache
     from forerun.kernels.gpu.editing import EditTables
     from forerun.sample.row import Row
 
@@ -37,6 +38,8 @@ class Want:
     row: Row
     # True when the tokens will be judged by rejection sampling rather than by the coupled rule.
     rejection: bool
+    # The target's keys and values of this sequence, for a drafter that reads them.
+    cache: SequenceCache | None = None
 
 
 class SlotTensors(Protocol):
@@ -44,6 +47,8 @@ class SlotTensors(Protocol):
 
     most_pages: int  # that a sequence may hold
     position: Tensor  # [slots] int32: tokens in the target's cache
+    pending: Tensor  # [slots] int64: the token after them
+    tables: list[Tensor]  # by page group [slots, pages] int32: the target's block tables
     recurrent: Tensor  # [slots] int32: where the recurrent state is
     temperature: Tensor  # [slots] float64
     seed: Tensor  # [slots, 3] int64

@@ -180,19 +180,17 @@ class DeviceExecutor:
         uploading = any(map(self._uploads, turns))
         same = not self.assignment.changes([turn.sequence for turn in turns])
         slots = self.assignment.assign([turn.sequence for turn in turns])
+        for turn, slot in zip(turns, slots, strict=True):  # first of all: what is captured must find their tables
+            if turn.sequence.constraint is not None:
+                self.slots.mask(slot, turn.masks)
         depths = [len(t.draft.tokens) if self._uploads(t) else t.decision.depth for t in turns]
         shape = self._shape(turns, slots, self._width(turns, depths))
-        if shape.edited:
-            self.slots.make_edits()
         typical = shape in self.rounds
         if self.half is not None and shape.followed:
             self.half.before_round(shape.follow, typical)
         if not typical:
             self.rounds.capture(shape)
         drafted = self._hand_out_drafts(turns, slots, shape)
-        for turn, slot in zip(turns, slots, strict=True):
-            if turn.sequence.constraint is not None:
-                self.slots.mask(slot, turn.masks)
         # The device had nothing to do meanwhile. Whoever joins makes any round wait.
         waiting = (time.perf_counter() - began if same else drafting) if uploading else 0.0
         return self._launch_graphs(turns, slots, drafted, shape, began, waiting, drafting, typical)

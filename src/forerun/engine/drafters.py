@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from forerun.draft.arms import ARMS, FORCED, SERVED, arm_for
+from forerun.draft.arms import ARMS, ASSISTANT, FORCED, MTP, SERVED, arm_for
 from forerun.draft.protocol import Draft, Drafter, Want
 from forerun.engine.constrained import force
 from forerun.engine.plan import NOTHING, Turn
@@ -39,10 +39,13 @@ class Drafters:
         if request.draft == "auto":
             names = [name for name in SERVED if name in self.by_name]
             return names if request.draft_tokens is None else names[:1]
-        if request.draft not in self.by_name:
-            reason = self.unavailable.get(request.draft) or ARMS[request.draft].hint
-            raise ForerunError(f"no {request.draft} drafter is loaded: {reason}")
-        return [request.draft]
+        wanted = request.draft
+        if wanted == MTP.drafter and wanted not in self.by_name and ASSISTANT.drafter in self.by_name:
+            wanted = ASSISTANT.drafter  # what users of other engines call it
+        if wanted not in self.by_name:
+            reason = self.unavailable.get(wanted) or ARMS[wanted].hint
+            raise ForerunError(f"no {wanted} drafter is loaded: {reason}")
+        return [wanted]
 
     @contextmanager
     def guarded(self, sequence: Sequence, drafter: Drafter) -> Iterator[None]:
@@ -162,7 +165,7 @@ class Drafters:
         sequence = turn.sequence
         self.tell(sequence, drafter)
         row = Row(sequence.request.sampling, sequence.history, (), len(sequence.tokens), None)
-        return Want(sequence.id, turn.decision.depth, row, sequence.request.accept == "rejection")
+        return Want(sequence.id, turn.decision.depth, row, sequence.request.accept == "rejection", sequence.cache)
 
     def try_for(self, sequence: Sequence, name: str, act: Callable[[], Result]) -> Result | None:
         """Something else that a drafter does for a sequence; None when it failed."""

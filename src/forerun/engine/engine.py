@@ -263,7 +263,7 @@ class Engine:
                     sequence.policy.learn(result.turn.decision, result.drafted, result.accepted, seconds)
         self._watch.judge()
         who, tokens = [result.turn.sequence.id for result in taken], sum(len(result.tokens) for result in taken)
-        drafted = any(result.drafted for result in taken)
+        drafted = any(r.drafted for r in taken if r.turn.sequence.policy.measures)  # named arms do either way
         self._batch.delivered(who, outcome.ended, tokens, drafted, bool(outcome.prompts), outcome.typical)
 
     def _take(self, result: Result) -> bool:

@@ -154,6 +154,7 @@ class RoundGraphs:
             return values[:count].repeat_interleave(width, dim=0)
 
         edits = slots.edits if shape.edited else None
+        assert edits is not None or not shape.edited, "captured now, a round would never be edited"
         if edits is not None:
             edited = torch.empty(len(logits), self.vocab, dtype=torch.float32, device=device)
             edit_rows(logits, self.vocab, tokens, edits, edited)

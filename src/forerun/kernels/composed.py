@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from forerun.kernels.interface import (
+    Activation,
     Angles,
     Decay,
     DeltaLayout,
@@ -83,8 +85,29 @@ class Composed(ABC):
     def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool) -> Tensor:
         return before + self.linear(x, matrix, prefill)
 
-    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
-        return self.silu_mul(self.linear(x, matrix, prefill))
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def add_norm(self, x: Tensor, weight: Tensor, eps: float, before: Tensor, factor: float) -> Tensor:
+        out = before + self.rms_norm(x, weight, eps)
+        return out if factor == 1.0 else out * factor
+
+    @abstractmethod
+    def gelu_mul(self, gate_up: Tensor) -> Tensor: ...
+
+    def gelu_gate(self, gate: Tensor, x: Tensor) -> Tensor:
+        return self.gelu_mul(torch.cat([gate, x], dim=1))
+
+    def activate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """activation(gate) · up of an expert."""
+        return self.silu_mul(gate_up) if activation == "silu" else self.gelu_mul(gate_up)
+
+    def cluster_logits(self, x: Tensor, table: Tensor, clusters: Tensor) -> Tensor:
+        chosen = table[clusters].flatten(1, 2).float()  # [rows, top · size, in]
+        return torch.bmm(chosen, x.float()[..., None])[..., 0]
+
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
+        return self.activate(self.linear(x, matrix, prefill), activation)
 
     def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
         return self.linear(x, matrix, prefill=False).float()
@@ -102,6 +125,8 @@ class Composed(ABC):
             self.head_norm(qkv, 0, layout.heads, norms.queries, norms.eps)
             if layout.kv_heads:
                 self.head_norm(qkv, layout.key_column, layout.kv_heads, norms.keys, norms.eps)
+            if layout.kv_heads and norms.values is not None:
+                self.head_norm(qkv, layout.value_column, layout.kv_heads, norms.values, norms.eps)
         self.rotate(qkv, 0, layout.heads + layout.kv_heads, layout.size, rows, angles)
         if layout.kv_heads:
             self.store(qkv, layout, rows, layer)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from forerun.kernels import compiled, compiled_activations
 from forerun.kernels.cpu_recurrent import RecurrentCpu
-from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, LayerPages, PassRows
+from forerun.kernels.interface import Activation, Angles, AttentionSpec, HeadLayout, LayerPages, PassRows
 from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix, Weight, round_to_int8
 from forerun.kernels.prefill import prefill_attention
 
@@ -49,9 +49,9 @@ class CpuKernels(RecurrentCpu):
         compiled.join_digits(product.numpy(), scale, matrix.scale.numpy(), out.numpy())
         return self._with_bias(out, matrix)
 
-    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
-        if isinstance(matrix, FloatMatrix) or matrix.bias is not None:
-            return super().gated_linear(x, matrix, prefill)
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
+        if isinstance(matrix, FloatMatrix) or matrix.bias is not None or activation != "silu":
+            return super().gated_linear(x, matrix, prefill, activation)
         product, scale = self._digit_product(x, matrix)
         out = torch.empty(len(x), matrix.shape[0] // 2)
         compiled.join_gated(product.numpy(), scale, matrix.scale.numpy(), out.numpy())

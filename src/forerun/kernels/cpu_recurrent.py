@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forerun.kernels import compiled_recurrent as compiled
 from forerun.kernels.composed import Composed
-from forerun.kernels.interface import Decay, DeltaLayout, Experts, PassRows
+from forerun.kernels.interface import Activation, Decay, DeltaLayout, Experts, PassRows
 
 
 class RecurrentCpu(Composed):
@@ -60,14 +60,16 @@ class RecurrentCpu(Composed):
         compiled.route(logits.numpy(), ids.numpy(), weights.numpy())
         return ids, weights
 
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:
+    def experts(
+        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool, activation: Activation = "silu"
+    ) -> Tensor:
         assert isinstance(experts, list)
         out = torch.zeros_like(x)
         chosen, factors, target = ids.numpy(), weights.numpy(), out.numpy()
         for number in np.unique(chosen):  # ascending: a row's parts are added in the same order in every pass
             rows, places = np.nonzero(chosen == number)
             expert = experts[number]
-            inner = self.silu_mul(self.linear(x[torch.from_numpy(rows)], expert.gate_up, prefill))
+            inner = self.activate(self.linear(x[torch.from_numpy(rows)], expert.gate_up, prefill), activation)
             part = self.linear(inner, expert.down, prefill)
             compiled.add_rows(part.numpy(), rows, factors[rows, places], target)
         return out

@@ -12,10 +12,12 @@ from torch.nn import functional as F
 
 from forerun.kernels.gpu import attention as attend
 from forerun.kernels.gpu import experts as mixture
-from forerun.kernels.gpu import norms, recurrent, recurrent_prefill
+from forerun.kernels.gpu import gelu, norms, recurrent, recurrent_prefill
+from forerun.kernels.gpu.clusters import cluster_logits
 from forerun.kernels.gpu.linear import Products
 from forerun.kernels.gpu.rotate_and_store import rotate_and_store
 from forerun.kernels.interface import (
+    Activation,
     Angles,
     AttentionSpec,
     Decay,
@@ -63,10 +65,11 @@ class CudaKernels:
             return before + self.linear(x, matrix, prefill)
         return self.products(x, weight_of(matrix), residual=before)
 
-    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
         if prefill:
-            return norms.silu_mul(self.linear(x, matrix, prefill))
-        return self.products(x, weight_of(matrix), gated=True)
+            inner = self.linear(x, matrix, prefill)
+            return norms.silu_mul(inner) if activation == "silu" else self.gelu_mul(inner)
+        return self.products(x, weight_of(matrix), gated=True, gelu=activation == "gelu_tanh")
 
     def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
         return self.products(x, weight_of(matrix), dtype=torch.float32)
@@ -77,13 +80,17 @@ class CudaKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)
 
+    def add_norm(self, x: Tensor, weight: Tensor, eps: float, before: Tensor, factor: float) -> Tensor:
+        return gelu.add_norm(x, weight, eps, before, factor)
+
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """In torch, whose element-wise kernels do the same for an element wherever it stands."""
-        gate, up = gate_up.float().chunk(2, dim=1)
-        return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+        return gelu.gelu_gate(*gate_up.chunk(2, dim=1))
+
+    def gelu_gate(self, gate: Tensor, x: Tensor) -> Tensor:
+        return gelu.gelu_gate(gate, x)
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        return logits.div_(cap).tanh_().mul_(cap)
+        return norms.soft_cap(logits, cap)
 
     def rotate_and_store(
         self,
@@ -94,8 +101,8 @@ class CudaKernels:
         angles: Angles,
         norms: HeadNorms | None,
     ) -> None:
-        queries, keys, eps = (None, None, 0.0) if norms is None else (norms.queries, norms.keys, norms.eps)
-        rotate_and_store(qkv, layout, rows, layer, angles.cos, angles.sin, queries, keys, eps)
+        how = (None, None, 0.0, None) if norms is None else (norms.queries, norms.keys, norms.eps, norms.values)
+        rotate_and_store(qkv, layout, rows, layer, angles.cos, angles.sin, *how)
 
     def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
         if prefill:
@@ -133,10 +140,15 @@ class CudaKernels:
         gate_up = torch.stack([weight_of(expert.gate_up).weight for expert in experts])
         return Stacked(gate_up, torch.stack([weight_of(expert.down).weight for expert in experts]))
 
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:
+    def experts(
+        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool, activation: Activation = "silu"
+    ) -> Tensor:
         assert isinstance(experts, Stacked)
         run = mixture.grouped_experts if prefill and mixture.can_group(x, experts.down) else mixture.experts
-        return run(x, ids, weights, experts.gate_up, experts.down)
+        return run(x, ids, weights, experts.gate_up, experts.down, activation)
+
+    def cluster_logits(self, x: Tensor, table: Tensor, clusters: Tensor) -> Tensor:
+        return cluster_logits(x, table, clusters)
 
 
 def weight_of(matrix: Matrix) -> FloatMatrix:

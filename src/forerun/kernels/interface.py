@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -193,11 +193,12 @@ class Angles:
 
 @dataclass(slots=True)
 class HeadNorms:
-    """RMS norms of each head's queries and keys: the factors [head size] float32."""
+    """RMS norms of each head's queries and keys, and of its values in some families: the factors [size] float32."""
 
     queries: Tensor
     keys: Tensor
     eps: float
+    values: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -225,6 +226,7 @@ class Stacked:
 
 
 Experts = list[Expert] | Stacked
+Activation = Literal["silu", "gelu_tanh"]
 LARGEST_TOP_K = 256  # that a device filters by itself
 WIDEST = 16  # rows of one sequence in a decode pass: a token that is known and up to 15 drafts
 
@@ -259,8 +261,8 @@ class Kernels(Protocol):
         """before + linear(x)."""
         ...
 
-    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
-        """silu_mul(linear(x))."""
+    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
+        """silu_mul(linear(x)), or gelu_mul of it."""
         ...
 
     def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
@@ -271,12 +273,20 @@ class Kernels(Protocol):
         """[rows, width] → [rows, width], computed in float32."""
         ...
 
+    def add_norm(self, x: Tensor, weight: Tensor, eps: float, before: Tensor, factor: float) -> Tensor:
+        """(before + rms_norm(x)) · factor."""
+        ...
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[rows, 2·width] → silu(first half) · second half."""
         ...
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """[rows, 2·width] → gelu(first half), in the form with tanh, · second half."""
+        ...
+
+    def gelu_gate(self, gate: Tensor, x: Tensor) -> Tensor:
+        """gelu(gate) · x, in the form with tanh; both [rows, width], x may be a slice of columns."""
         ...
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
@@ -338,6 +348,12 @@ class Kernels(Protocol):
         """The experts of a layer the way `experts` wants them."""
         ...
 
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:
+    def experts(
+        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool, activation: Activation = "silu"
+    ) -> Tensor:
         """Σ weight · expert(row) over the experts of each row, in ascending order of their ids."""
+        ...
+
+    def cluster_logits(self, x: Tensor, table: Tensor, clusters: Tensor) -> Tensor:
+        """x [rows, in] · table [clusters, size, in] of each row's clusters [rows, top]: float32 [rows, top · size]."""
         ...

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.kernels.composed import Composed
-from forerun.kernels.interface import Decay, DeltaLayout, Experts, PassRows, RecurrentLayer
+from forerun.kernels.interface import Activation, Decay, DeltaLayout, Experts, PassRows, RecurrentLayer
 from forerun.kernels.prefill import chunked_delta_rule
 
 L2_EPS = 1e-6
@@ -91,13 +91,16 @@ class RecurrentReference(Composed):
             weights.append(largest[:top].softmax(-1))
         return torch.stack(ids), torch.stack(weights)
 
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool) -> Tensor:
+    def experts(
+        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool, activation: Activation = "silu"
+    ) -> Tensor:
         assert isinstance(experts, list)
         out = torch.zeros_like(x, dtype=torch.float32)
         for number in ids.unique().tolist():  # ascending
             rows, places = (ids == number).nonzero(as_tuple=True)
             expert = experts[number]
-            part = self.linear(self.silu_mul(self.linear(x[rows], expert.gate_up, prefill)), expert.down, prefill)
+            inner = self.activate(self.linear(x[rows], expert.gate_up, prefill), activation)
+            part = self.linear(inner, expert.down, prefill)
             out[rows] += part.float() * weights[rows, places, None]
         return out.to(x.dtype)
 

@@ -6,14 +6,21 @@ import torch
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Kernels
-from forerun.models import llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe
+from forerun.models import gemma3, gemma4, llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
+from forerun.weights.suppressed import suppressed_tokens
 
 READERS = {
+    "gemma3": gemma3.read_config,
+    "gemma3_text": gemma3.read_config,
+    "gemma4": gemma4.read_config,
+    "gemma4_text": gemma4.read_config,
+    "gemma4_unified": gemma4.read_config,
+    "gemma4_unified_text": gemma4.read_config,
     "llama": llama.read_config,
     "mistral": mistral.read_config,
     "qwen2": qwen2.read_config,
@@ -39,4 +46,6 @@ def build(
     checkpoint: Checkpoint, kernels: Kernels, device: torch.device, dtype: torch.dtype, progress: Progress
 ) -> Decoder:
     """The decoder of a checkpoint, weights loaded."""
-    return Decoder(read_config(checkpoint.reader), kernels, checkpoint, device, dtype, progress)
+    decoder = Decoder(read_config(checkpoint.reader), kernels, checkpoint, device, dtype, progress)
+    decoder.rule_out({*decoder.config.never, *suppressed_tokens(checkpoint.path)})
+    return decoder

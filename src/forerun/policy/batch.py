@@ -18,6 +18,7 @@ SOON = 32  # rounds before a look at drafting from which on drafters read prompt
 LEAD = 1.02  # drafting must bring this much more than plain decoding
 NEAR = 0.9  # of the better rate: worth another look soon
 USUAL_ANSWER = 200.0  # tokens, until answers were seen
+OLD = 0.998  # weight of the answers before when one more ends: batches of many may end at once
 ENOUGH = 0.5  # of the sequences must be able to draft; else the round is a plain one
 
 
@@ -65,8 +66,9 @@ class BatchPolicy:
 
     def __init__(self) -> None:
         self._records: dict[int, Record] = {}
-        self._answer = Average(USUAL_ANSWER, 1)  # tokens
-        self._busy = Average(2.0, 1)  # rounds of an answer in which it, or another one, came or went
+        # Of the answers that ended lately: their tokens, and the rounds in which somebody came or went. Sums, since of
+        # answers that end together one alone is told of the rounds of all.
+        self._tokens, self._busy = USUAL_ANSWER, 2.0
         self._busy_rounds = 0  # since an answer ended
         self._last: tuple[list[int], float] = [], 0.0  # who took part in the last round, and when it ended
 
@@ -85,8 +87,8 @@ class BatchPolicy:
 
     def has_ended(self, tokens: int) -> None:
         """An answer had so many tokens."""
-        self._answer.add(tokens)
-        self._busy.add(self._busy_rounds)
+        self._tokens = OLD * self._tokens + tokens
+        self._busy = OLD * self._busy + self._busy_rounds
         self._busy_rounds = 0
 
     def delivered(self, who: list[int], ended: float, tokens: int, drafted: bool, prompts: bool, typical: bool) -> None:
@@ -103,7 +105,7 @@ class BatchPolicy:
         if seconds is not None and tokens:
             record.ways[drafted].add(tokens, seconds, busy)
         if not record.compared:
-            record.look -= drafted == record.drafting and seconds is not None
+            record.look -= drafted == record.drafting and seconds is not None and tokens > 0
             if record.look == 0:
                 self._compare(record)
             return
@@ -118,7 +120,7 @@ class BatchPolicy:
         if not other.rounds:  # there is nothing yet to compare with
             record.drafting, record.look = not looked_at, FIRST_LOOK
             return
-        busy = self._busy.value / max(1.0, self._answer.value)
+        busy = self._busy / max(1.0, self._tokens)
         plain, drafting = (record.ways[way].seconds_per_token(busy) for way in (False, True))
         record.drafting = LEAD * drafting < plain
         if record.drafting == looked_at:

@@ -121,7 +121,8 @@ class GrammarConstraint:
         self._forced: list[int] | None = None  # since the last commit
 
     def legal(self, drafts: Sequence[int]) -> int:
-        """Of stop tokens only the first can be, where the grammar may end."""
+        """Of stop tokens only the first can be, where the grammar may end; ids beyond the vocabulary never are."""
+        drafts = drafts[: next((place for place, token in enumerate(drafts) if token >= self._vocab), None)]
         end = next((place for place, token in enumerate(drafts) if token in self._ends), len(drafts))
         count = int(self._matcher.validate_tokens(list(drafts[:end])))
         self._check(self._matcher)

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.errors import ForerunError
-from forerun.weights.gguf_header import GgufHeader, Value
+from forerun.weights.gguf_gemma import GEMMA, gemma_config, gemma_name
+from forerun.weights.gguf_header import GgufHeader
+from forerun.weights.gguf_metadata import Metadata, decimal
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"} | GEMMA
 MISTRAL = "MistralForCausalLM"  # GGUF files of Mistral models say "llama"
 
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -33,45 +35,6 @@ LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 
-class Metadata:
-    """Typed access to `<architecture>.<key>`, with errors that name the key."""
-
-    def __init__(self, values: dict[str, Value], where: str) -> None:
-        self.values = values
-        self.where = where
-        self.architecture = str(values.get("general.architecture", ""))
-
-    def get(self, key: str) -> Value | None:
-        return self.values.get(f"{self.architecture}.{key}")
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-            raise ForerunError(f"{self.where}: metadata {self.architecture}.{key} is missing or senseless ({value!r})")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise ForerunError(f"{self.where}: metadata {self.architecture}.{key} is missing or senseless ({value!r})")
-        return _decimal(value)
-
-    def token(self, key: str) -> int | None:
-        value = self.values.get(f"tokenizer.ggml.{key}")
-        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _decimal(value: float) -> float:
-    """The shortest decimal of a 32-bit float: 9.999999747378752e-06 was written as 1e-05."""
-    import numpy as np
-
-    return float(str(np.float32(value)))
-
-
 def config_from(header: GgufHeader, where: str, rope_factors: Sequence[float] | None) -> dict[str, Any]:
     """The config.json of the model in the file; `rope_factors` is the content of rope_freqs.weight, if there is one."""
     metadata = Metadata(header.metadata, where)
@@ -80,6 +43,8 @@ def config_from(header: GgufHeader, where: str, rope_factors: Sequence[float] | 
     embedding = shapes.get("token_embd.weight", ())
     if len(embedding) != 2:
         raise ForerunError(f"{where}: tensor token_embd.weight is missing or has the shape {embedding}")
+    if metadata.architecture in GEMMA:
+        return gemma_config(metadata, shapes, rope_factors)
     hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
     head_dim = metadata.count("attention.key_length", max(hidden // heads, 1))
     _check_heads(metadata, head_dim)
@@ -122,7 +87,7 @@ def _refuse_unknown(metadata: Metadata) -> None:
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ForerunError(f"{where}: GGUF architecture {architecture[:40]!r} is not read (known: {known})")
-    if metadata.get("expert_count"):
+    if metadata.get("expert_count") and architecture not in GEMMA:
         raise ForerunError(f"{where}: mixture-of-experts GGUF files are not read")
     parts = metadata.values.get("split.count", 0)
     if isinstance(parts, int) and parts > 1:
@@ -172,7 +137,7 @@ def _rope(metadata: Metadata, head_dim: int, factors: Sequence[float] | None) ->
 
 def _llama3(where: str, theta: float, head_dim: int, factors: Sequence[float]) -> dict[str, Any]:
     """Finds the llama3 scaling behind the stored factors and makes sure that it gives them."""
-    factor = _decimal(max(factors))
+    factor = decimal(max(factors))
     expected = llama3_factors(theta, head_dim, factor)
     if len(factors) != len(expected) or any(
         not math.isclose(found, wanted, rel_tol=1e-3) for found, wanted in zip(factors, expected, strict=True)
@@ -197,9 +162,11 @@ def llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
     return result
 
 
-def huggingface_name(name: str, layers: int, where: str) -> str:
+def huggingface_name(name: str, layers: int, where: str, architecture: str = "") -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
     stem, _, kind = name.rpartition(".")
+    if architecture in GEMMA and (own := gemma_name(name, layers)) is not None:
+        return own
     if stem in TOP_NAMES and kind == "weight":
         return f"{TOP_NAMES[stem]}.weight"
     match = LAYER.fullmatch(name)

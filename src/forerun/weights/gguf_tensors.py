@@ -11,6 +11,7 @@ from forerun.errors import ForerunError
 from forerun.progress import Progress
 from forerun.weights.folder import INDEX, SINGLE
 from forerun.weights.gguf_config import ROPE_FACTORS, huggingface_name
+from forerun.weights.gguf_gemma import SHIFTED_NORMS
 from forerun.weights.gguf_header import GgufHeader, GgufTensor
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ def write_tensors(header: GgufHeader, source: Path, folder: Path, config: dict[s
     import numpy as np
     from safetensors.torch import save_file
 
-    layers = config["num_hidden_layers"]
+    layers, architecture = config["num_hidden_layers"], str(header.metadata["general.architecture"])
     names = {
-        tensor.name: huggingface_name(tensor.name, layers, str(source))
+        tensor.name: huggingface_name(tensor.name, layers, str(source), architecture)
         for tensor in header.tensors
         if tensor.name != ROPE_FACTORS
     }
@@ -137,10 +138,15 @@ def _dequantise(
 
 
 def _rows_in_order(tensor: torch.Tensor, name: str, header: GgufHeader, config: dict[str, Any]) -> torch.Tensor:
-    """Llama files store the rows of q and k with the two halves of each head interleaved; this puts them back."""
+    """Llama files store the rows of q and k with the two halves of each head interleaved; this puts them back.
+
+    Norms of Gemma 3 are stored as factors; Hugging Face's files have what is added to one.
+    """
     import torch
 
     part = name.split(".")[-2]
+    if header.metadata["general.architecture"] == SHIFTED_NORMS and part.endswith("norm"):
+        return tensor - 1
     if header.metadata["general.architecture"] != "llama" or part not in ("attn_q", "attn_k"):
         return tensor
     heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # What chat templates put behind a turn. A model may produce it even where its config names another end.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endofturn|>", "<end_of_turn>", "<|end_of_turn|>")
+NEEDS_BOS = "gemma"  # families by the beginning of their model type
 READ_BY_TRANSFORMERS = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
 
 
@@ -29,10 +30,26 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     try:
-        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise anything for a bad file
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise ForerunError(f"{path}: its tokenizer cannot be read ({reason})") from error
+    if str((read_json(path, "config.json") or {}).get("model_type")).startswith(NEEDS_BOS):
+        begin_with_bos(tokenizer)
+    return tokenizer
+
+
+def begin_with_bos(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let plain text begin with BOS, which chat templates write themselves: without it these models write nonsense."""
+    from tokenizers.processors import Sequence, TemplateProcessing
+
+    bos, number = tokenizer.bos_token, tokenizer.bos_token_id
+    if bos is None or tokenizer("a", verbose=False)["input_ids"][:1] == [number]:
+        return
+    backend = tokenizer.backend_tokenizer
+    before = [] if backend.post_processor is None else [backend.post_processor]
+    first = TemplateProcessing(single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, number)])
+    backend.post_processor = Sequence([*before, first])
 
 
 def stop_token_ids(path: Path, tokenizer: Any) -> frozenset[int]:

@@ -13,9 +13,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from forerun.kernels.gpu.gelu import gelu_exponent, gelu_gate
 from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.norms import silu_mul
 from forerun.kernels.gpu.overlap import after_previous, overlaps
+from forerun.kernels.interface import Activation
 
 OUTPUTS = 4  # columns of a program
 # Inputs of one step of a product. On the way in, 16 bytes for each thread of four warps: what a thread has of the row
@@ -99,20 +101,25 @@ def groups_natively(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 @on_its_device
-def grouped_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def grouped_experts(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: Activation = "silu"
+) -> Tensor:
     """As `experts` up to rounding, for a prefill chunk: the rows of an expert together, so that it is read once."""
     rows, top = ids.shape
     chosen, order = ids.flatten().sort(stable=True)
     numbers = torch.arange(len(gate_up), device=x.device)
     ends = torch.searchsorted(chosen, numbers, right=True, out_int32=True)  # of each expert's rows
-    inner = silu_mul(F.grouped_mm(x[order // top], gate_up.mT, offs=ends))
+    inner = F.grouped_mm(x[order // top], gate_up.mT, offs=ends)
+    inner = silu_mul(inner) if activation == "silu" else gelu_gate(*inner.chunk(2, dim=1))
     parts = torch.empty(rows * top, x.shape[1], dtype=x.dtype, device=x.device)
     parts[order] = F.grouped_mm(inner, down.mT, offs=ends)
     return (parts.view(rows, top, -1).float() * weights[..., None]).sum(1).to(x.dtype)
 
 
 @on_its_device
-def experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def experts(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: Activation = "silu"
+) -> Tensor:
     """Σ weight · expert(row) over the experts of each row, whose ids come in ascending order: [rows, hidden].
 
     gate_up [experts, 2 · inner, hidden], gate first; down [experts, hidden, inner].
@@ -123,8 +130,9 @@ def experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tens
     between = torch.empty(rows * top, inner, dtype=x.dtype, device=x.device)
     out, early = torch.empty_like(x), overlaps(x.device)
     step = min(STEP_IN, triton.next_power_of_2(hidden))
+    gelu, warps = activation == "gelu_tanh", max(1, step // 256)
     _enter[(rows * top, triton.cdiv(inner, OUTPUTS))](
-        x, ids, gate_up, between, hidden, inner, top, OUTPUTS, step, num_warps=max(1, step // 256), launch_pdl=early
+        x, ids, gate_up, between, hidden, inner, top, OUTPUTS, step, gelu, num_warps=warps, launch_pdl=early
     )
     step = min(STEP_OUT, triton.next_power_of_2(inner))
     _leave[(rows, triton.cdiv(hidden, OUTPUTS))](
@@ -144,8 +152,12 @@ def _enter(
     TOP: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    GELU: tl.constexpr,
 ) -> None:
-    """silu(gate) · up of a few inner columns, for one row and one of its experts: between [rows · top, inner]."""
+    """silu(gate) · up, or gelu(gate) · up, of a few inner columns of one row and one of its experts.
+
+    between [rows · top, inner].
+    """
     after_previous()
     pair = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -164,7 +176,8 @@ def _enter(
         up += tl.load(gates + INNER * HIDDEN + start, mask=wanted, other=0.0).to(tl.float32) * row
     kind = between.dtype.element_ty
     opened = tl.sum(gate, axis=1).to(kind).to(tl.float32)  # rounded as a product of its own
-    answer = opened / (1.0 + tl.exp(-opened)) * tl.sum(up, axis=1).to(kind).to(tl.float32)
+    steep = gelu_exponent(opened) if GELU else opened
+    answer = opened / (1.0 + tl.exp(-steep)) * tl.sum(up, axis=1).to(kind).to(tl.float32)
     tl.store(between + pair * INNER + column, answer.to(kind), mask=column < INNER)
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from forerun.kernels.gpu.gelu import gelu_exponent
 from forerun.kernels.gpu.guard import current
 from forerun.kernels.gpu.overlap import let_next_in, overlaps, wait_for_previous
 from forerun.kernels.matrix import FloatMatrix
@@ -82,6 +83,7 @@ def _product(
     SPLIT_INPUTS: tl.constexpr,
     SPLITS: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -134,7 +136,8 @@ def _product(
             gate_total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     if GATED:  # each product is rounded as if it stood alone
         gate = gate_total.to(kind).to(tl.float32)
-        total = total.to(kind).to(tl.float32) * (gate / (1.0 + tl.exp(-gate)))
+        steep = gelu_exponent(gate) if GELU else gate
+        total = total.to(kind).to(tl.float32) * (gate / (1.0 + tl.exp(-steep)))
     if RESIDUAL:
         residual_at = residual + row.to(tl.int64)[:, None] * residual_stride + column[None, :]
         total = total.to(kind).to(tl.float32) + tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
@@ -153,24 +156,29 @@ class Products:
         matrix: FloatMatrix,
         *,
         gated: bool = False,
+        gelu: bool = False,
         residual: Tensor | None = None,
         dtype: torch.dtype | None = None,
         cut: Tiling | None = None,
     ) -> Tensor:
         """See `run`; on the device of x."""
         with current(x.device):
-            return self.run(x, matrix, gated, residual, dtype, cut)
+            return self.run(x, matrix, gated, gelu, residual, dtype, cut)
 
     def run(
         self,
         x: Tensor,
         matrix: FloatMatrix,
         gated: bool,
+        gelu: bool,
         residual: Tensor | None,
         dtype: torch.dtype | None,
         cut: Tiling | None,
     ) -> Tensor:
-        """x [rows, in] → [rows, out]: with `gated` silu(first half) · second half; plus `residual`; in `dtype`."""
+        """x [rows, in] → [rows, out]: with `gated` silu(first half) · second half; plus `residual`; in `dtype`.
+
+        With `gelu` too it is gelu(first half) · second half.
+        """
         (outputs, inputs), rows = matrix.shape, len(x)
         cut = cut or tiling(outputs, inputs, gated, row_tile(rows))
         if gated:
@@ -198,6 +206,7 @@ class Products:
             split_inputs(inputs, cut.splits),
             cut.splits,
             gated,
+            gelu,
             matrix.bias is not None,
             residual is not None,
             "ieee" if x.dtype == torch.float32 else "tf32",

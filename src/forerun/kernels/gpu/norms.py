@@ -62,6 +62,17 @@ def _silu_mul(
 
 
 @triton.jit
+def _soft_cap(x: typing.Any, cap: typing.Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """In place: cap · tanh(x / cap), with tanh(u) = 1 − 2 / (e^(2u) + 1)."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    after_previous()
+    wide = tl.load(x + row * WIDTH + column, mask=inside, other=0.0)
+    tl.store(x + row * WIDTH + column, cap * (1.0 - 2.0 / (tl.exp(wide * (2.0 / cap)) + 1.0)), mask=inside)
+
+
+@triton.jit
 def _sigmoid_gate(
     x: typing.Any,
     gate: typing.Any,
@@ -118,7 +129,9 @@ def embed(tokens: Tensor, table: Tensor) -> Tensor:
     assert table.is_contiguous()
     out = torch.empty(rows, width, dtype=table.dtype, device=table.device)
     if rows:
-        _embed[_blocks(rows, width)](tokens, table, out, width, COLUMNS, num_warps=4, launch_pdl=overlaps(table.device))
+        _embed[blocks_of(rows, width)](
+            tokens, table, out, width, COLUMNS, num_warps=4, launch_pdl=overlaps(table.device)
+        )
     return out
 
 
@@ -131,7 +144,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if rows:
         block = triton.next_power_of_2(width)
         early = overlaps(x.device)
-        _rms_norm[(rows,)](x, weight, out, eps, x.stride(0), width, block, num_warps=_warps(block), launch_pdl=early)
+        _rms_norm[(rows,)](x, weight, out, eps, x.stride(0), width, block, num_warps=warps_for(block), launch_pdl=early)
     return out
 
 
@@ -142,10 +155,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     assert gate_up.stride(1) == 1
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        _silu_mul[_blocks(rows, width)](
+        _silu_mul[blocks_of(rows, width)](
             gate_up, out, gate_up.stride(0), width, COLUMNS, num_warps=4, launch_pdl=overlaps(out.device)
         )
     return out
+
+
+@on_its_device
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap · tanh(x / cap) of x [rows, width] float32, in place."""
+    rows, width = x.shape
+    assert x.is_contiguous() and x.dtype == torch.float32
+    if rows:
+        _soft_cap[blocks_of(rows, width)](x, cap, width, COLUMNS, num_warps=4, launch_pdl=overlaps(x.device))
+    return x
 
 
 @on_its_device
@@ -156,7 +179,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor, first: int) -> Tensor:
     assert left in (1, width) and x.stride(1) == 1 and gate.stride(1) == 1
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if rows:
-        _sigmoid_gate[_blocks(rows, width)](
+        _sigmoid_gate[blocks_of(rows, width)](
             x,
             gate[:, first:],
             out,
@@ -191,16 +214,17 @@ def gated_norm(x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) 
             heads,
             size,
             block,
-            num_warps=_warps(block),
+            num_warps=warps_for(block),
             launch_pdl=overlaps(x.device),
         )
     return out
 
 
-def _blocks(rows: int, width: int) -> tuple[int, int]:
+def blocks_of(rows: int, width: int) -> tuple[int, int]:
+    """The grid of an element-wise operation."""
     return rows, triton.cdiv(width, COLUMNS)
 
 
-def _warps(block: int) -> int:
+def warps_for(block: int) -> int:
     """Warps of a program that holds a whole row or head: 16 columns for each thread of a wide one."""
     return max(1, min(16, block // 512))

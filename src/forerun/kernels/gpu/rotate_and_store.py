@@ -68,6 +68,7 @@ def _rotate_and_store(
     sin: typing.Any,
     query_norm: typing.Any,
     key_norm: typing.Any,
+    value_norm: typing.Any,
     eps: typing.Any,
     width: typing.Any,
     table_stride: typing.Any,
@@ -113,6 +114,9 @@ def _rotate_and_store(
         turned = left * cosine - right * sine
         right = right * cosine + left * sine
         left = turned
+    else:
+        if value_norm is not None:
+            left, right, rest = _norm(left, right, rest, value_norm, pair, other, eps, SIZE, HALF, dtype)
 
     if head < HEADS:
         _write(source, left, right, rest, pair, other, 1, SIZE, HALF)
@@ -135,10 +139,12 @@ def rotate_and_store(
     query_norm: Tensor | None,
     key_norm: Tensor | None,
     eps: float,
+    value_norm: Tensor | None = None,
 ) -> None:
-    """Queries of qkv are normed and rotated in place, keys too on their way to the pages; values go there as they are.
+    """Queries of qkv are normed and rotated in place, keys on their way to the pages; values are at most normed there.
 
-    cos and sin [positions, half] float32 of all positions; norms [size] float32. Keys in qkv stay as they were.
+    cos and sin [positions, half] float32 of all positions; norms [size] float32. Keys and values in qkv stay as they
+    were.
     """
     half, table = cos.shape[1], rows.table(layer)
     assert cos.is_contiguous() and sin.is_contiguous() and 2 * half <= layout.size
@@ -153,6 +159,7 @@ def rotate_and_store(
         sin,
         query_norm,
         key_norm,
+        value_norm,
         eps,
         rows.width,
         table.stride(0),

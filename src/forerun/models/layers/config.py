@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import AttentionSpec, DeltaLayout, HeadLayout
+from forerun.kernels.interface import Activation, AttentionSpec, DeltaLayout, HeadLayout
 from forerun.models.layers.rope import RopeConfig, read_rope
 from forerun.weights.config_reader import ConfigReader
 
 MOST_LAYERS = 4096
 MOST_POSITIONS = 2**31 - 1  # they are counted in 32 bits on a device
 LARGEST_HEAD = 1 << 16
-Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,8 @@ class AttentionConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     head_norms: bool = False  # of each head's queries and keys
+    value_norms: bool = False  # of each head's values, without weights
+    values_are_keys: bool = False  # values come from the projection of keys, before its norm
     gated: bool = False  # each head's output is multiplied by a gate, stored behind its queries
 
 
@@ -50,11 +50,30 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideConfig:
+    """Experts beside a dense network: `top` of `count`, for rows with norms and a router of their own."""
+
+    count: int
+    top: int
+    inner: int
+    activation: Activation = "gelu_tanh"
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """A mixer between rows and a network for each row; the gated delta rule is described by its layout alone."""
 
     mixer: AttentionConfig | DeltaLayout
     feed_forward: DenseConfig | ExpertsConfig
+    beside: BesideConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerConfig:
+    """A small input of its own for every layer, from the token and from its embedding."""
+
+    size: int  # columns of each layer's
+    vocab: int  # rows of the table it comes from
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +91,9 @@ class DecoderConfig:
     sandwich_norms: bool = False  # what a mixer or a network gives is normed too, before it is added
     embedding_scale: float = 1.0  # that embeddings are multiplied by
     softcap: float = 0.0  # logits become softcap · tanh(logit / softcap); 0 leaves them as they are
+    layer_scalars: bool = False  # rows are multiplied by a number after each layer
+    per_layer: PerLayerConfig | None = None
+    never: tuple[int, ...] = ()  # tokens that stand for media: the model does not write them
     prefixes: tuple[str, ...] = ("model.",)  # of tensor names: the first that fits
     ignored: tuple[str, ...] = ()  # beginnings of names that the decoder does not read: a vision model, a head
     mtp_layers: int = 0  # blocks of the native head that config.json declares

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -12,7 +12,7 @@ from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import Matrix, Rounded, Weight
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.layer import Layer
-from forerun.models.layers.loader import Loader, refuse_mlx
+from forerun.models.layers.loader import Loader, refuse_mlx, rounded
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.native import native_head
 from forerun.models.layers.rope import RopeTables
@@ -43,7 +43,10 @@ class Decoder:
         self._loader = loader = Loader(config, kernels, checkpoint, device, dtype, self.rope)
         table = "embed_tokens.weight"
         prefix = next((each for each in config.prefixes if checkpoint.has(each + table)), config.prefixes[-1])
-        self.embedding = embedding_table(checkpoint.take(prefix + table, (config.vocab, config.hidden)), device, dtype)
+        stored = checkpoint.take(prefix + table, (config.vocab, config.hidden))
+        self.embedding = embedding_table(stored, device, dtype)
+        self.embedding_scale = rounded(config.embedding_scale, stored.dtype)
+        self.never: Tensor | None = None  # tokens that are never chosen, [n] int64
         self.layers: list[Layer] = []
 
         def read_layer(index: int) -> Layer:
@@ -55,6 +58,8 @@ class Decoder:
             for layer in packers.map(read_layer, range(count)):
                 self.layers.append(layer)
                 task.advance()
+            own = config.per_layer
+            self.per_layer = None if own is None else loader.per_layer_inputs(prefix, count, own)
             self.norm = loader.norm(prefix + "norm.weight", config.hidden)
             self.head = head.result()
             task.advance()
@@ -68,7 +73,9 @@ class Decoder:
     @property
     def weight_bytes(self) -> int:
         """Bytes held by matrices and the embedding table."""
-        total = self.head.bytes + self.embedding.numel() * self.embedding.element_size()
+        total = self.head.bytes + self.embedding.nbytes
+        if self.per_layer is not None:
+            total += self.per_layer.table.nbytes + self.per_layer.project.bytes
         return total + sum(matrix.bytes for matrix in self.block_matrices())
 
     def block_matrices(self) -> Iterator[Matrix]:
@@ -87,22 +94,25 @@ class Decoder:
     def _kinds(self) -> dict[tuple[type[Matrix], tuple[int, int], bool], Matrix]:
         """The first matrix of each type and shape, those of gates and others apart."""
         kinds = {(type(self.head), self.head.shape, False): self.head}
+        if self.per_layer is not None:
+            kinds[type(self.per_layer.project), self.per_layer.project.shape, False] = self.per_layer.project
         for layer in self.layers:
-            for matrix in (*layer.mixer.matrices(), *layer.feed_forward.shapes()):
+            for matrix in layer.shapes():
                 kinds.setdefault((type(matrix), matrix.shape, matrix is layer.feed_forward.gated), matrix)
         return kinds
 
     def forward(self, batch: Pass) -> Output:
         """Run all rows; each sequence's pages and state take part."""
         kernels, angles = self.kernels, self.rope.angles(batch)
-        x = kernels.embed(batch.tokens, self.embedding).to(self.dtype)  # [rows, hidden]
-        if self.config.embedding_scale != 1.0:
-            x = x * self.config.embedding_scale
+        x = self.embed(batch.tokens)
+        own = None
+        if self.per_layer is not None:
+            own = self.per_layer.forward(kernels, batch.tokens, x, batch.prefill)
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if batch.features and index in self.taps:
                 tapped[index] = x
-            x = layer.forward(kernels, x, batch, angles)
+            x = layer.forward(kernels, x, batch, angles, None if own is None else own[:, index])
         hidden = kernels.rms_norm(x, self.norm, self.config.eps)
         wanted = hidden if batch.wanted is None else hidden[batch.wanted]
         features = torch.cat([*(tapped[tap] for tap in self.taps), hidden], dim=1) if batch.features else None
@@ -114,7 +124,21 @@ class Decoder:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self.kernels.logits(hidden, self.head)
-        return self.kernels.soft_cap(logits, self.config.softcap) if self.config.softcap else logits
+        if self.config.softcap:
+            logits = self.kernels.soft_cap(logits, self.config.softcap)
+        if self.never is not None:
+            logits.index_fill_(1, self.never, float("-inf"))
+        return logits
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the first layer reads of tokens [rows]: [rows, hidden]."""
+        x = self.kernels.embed(tokens, self.embedding).to(self.dtype)
+        return x if self.embedding_scale == 1.0 else x * self.embedding_scale
+
+    def rule_out(self, tokens: Iterable[int]) -> None:
+        """Tokens that no pass gives a chance, whoever runs it and whatever a request asks for."""
+        known = sorted(token for token in set(tokens) if token < self.config.vocab)
+        self.never = torch.tensor(known, device=self.device) if known else None
 
     def output_rows(self, ids: Tensor) -> Tensor:
         """Rows [n, hidden] of the output matrix as the checkpoint has them, before they were packed."""

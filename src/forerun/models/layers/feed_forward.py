@@ -1,4 +1,4 @@
-"""The feed-forward layer of a block: one gated network, or a mixture of experts and one that all rows share."""
+"""The feed-forward layer of a block: one gated network, a mixture of experts and a shared one, or experts beside it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from forerun.kernels.interface import Expert, Experts, Kernels, Stacked
+from forerun.kernels.interface import Activation, Expert, Experts, Kernels, Stacked
 from forerun.kernels.matrix import FloatMatrix, Matrix
-from forerun.models.layers.config import Activation
 
 
 def added(kernels: Kernels, x: Tensor, matrix: Matrix, before: Tensor | None, prefill: bool) -> Tensor:
@@ -26,16 +25,13 @@ class Dense:
 
     def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, prefill: bool) -> Tensor:
         """[rows, hidden] → `before`, if any, and what it adds."""
-        if self.activation == "silu":
-            inner = kernels.gated_linear(x, self.network.gate_up, prefill)
-        else:
-            inner = kernels.gelu_mul(kernels.linear(x, self.network.gate_up, prefill))
+        inner = kernels.gated_linear(x, self.network.gate_up, prefill, self.activation)
         return added(kernels, inner, self.network.down, before, prefill)
 
     @property
-    def gated(self) -> Matrix | None:
+    def gated(self) -> Matrix:
         """What goes through `gated_linear`."""
-        return self.network.gate_up if self.activation == "silu" else None
+        return self.network.gate_up
 
     def matrices(self) -> Iterator[Matrix]:
         """All weights."""
@@ -74,12 +70,7 @@ class Sparse:
     def matrices(self) -> Iterator[Matrix]:
         """All weights."""
         yield from (self.router, self.shared.gate_up, self.shared.down, self.shared_gate)
-        if isinstance(self.experts, Stacked):
-            for stack in (self.experts.gate_up, self.experts.down):
-                yield FloatMatrix(stack.flatten(0, 1), None)
-            return
-        for expert in self.experts:
-            yield from (expert.gate_up, expert.down)
+        yield from expert_matrices(self.experts)
 
     def shapes(self) -> list[Matrix]:
         """One matrix of every shape that goes through `linear`."""
@@ -87,6 +78,42 @@ class Sparse:
         if isinstance(self.experts, list):
             shapes += [self.experts[0].gate_up, self.experts[0].down]
         return shapes
+
+
+@dataclass(slots=True)
+class Beside:
+    """A few of many experts for each row, beside a network that sees all rows; their answers are normed and added."""
+
+    router: Matrix  # [experts, hidden], never quantised
+    router_norm: Tensor  # [hidden], as all norms here
+    expert_scale: Tensor  # [experts] float32, by which the weights of chosen experts are multiplied
+    experts: Experts
+    top: int
+    activation: Activation
+    input_norm: Tensor
+    network_norm: Tensor
+    output_norm: Tensor
+    eps: float
+
+    def join(self, kernels: Kernels, network: Tensor, x: Tensor, prefill: bool) -> Tensor:
+        """The network's answer and that of the experts, for x [rows, hidden] as it was before any norm."""
+        wide = kernels.rms_norm(x, self.router_norm, self.eps)
+        ids, weights = kernels.route(kernels.linear(wide, self.router, prefill=False), self.top)
+        weights = weights * self.expert_scale[ids]
+        normed = kernels.rms_norm(x, self.input_norm, self.eps)
+        mixed = kernels.experts(normed, ids, weights, self.experts, prefill, self.activation)
+        network = kernels.rms_norm(network, self.network_norm, self.eps)
+        return kernels.add_norm(mixed, self.output_norm, self.eps, network, 1.0)
+
+
+def expert_matrices(experts: Experts) -> Iterator[Matrix]:
+    """All weights."""
+    if isinstance(experts, Stacked):
+        for stack in (experts.gate_up, experts.down):
+            yield FloatMatrix(stack.flatten(0, 1), None)
+        return
+    for expert in experts:
+        yield from (expert.gate_up, expert.down)
 
 
 FeedForward = Dense | Sparse

@@ -1,4 +1,4 @@
-"""One layer of a decoder or of a draft head: norms, a mixer between rows, a network for each row."""
+"""One layer of a decoder or of a draft head: norms, a mixer between rows, a network for each row, what Gemma adds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,23 @@ from torch import Tensor
 
 from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import Matrix
-from forerun.models.layers.feed_forward import FeedForward
+from forerun.models.layers.feed_forward import Beside, FeedForward, expert_matrices
 from forerun.models.layers.mixers import AllAngles, AttentionMixer, Mixer
 from forerun.models.layers.rows import Pass
+
+
+@dataclass(slots=True)
+class PerLayerGate:
+    """Lets a layer's own input, see `layers/per_layer.py`, through a gate into the rows."""
+
+    gate: Matrix  # [size, hidden]
+    project: Matrix  # [hidden, size]
+    norm: Tensor  # [hidden]
+
+    def forward(self, kernels: Kernels, x: Tensor, own: Tensor, prefill: bool) -> Tensor:
+        """What it adds to x [rows, hidden], before its norm; own [rows, size]."""
+        gated = kernels.gelu_gate(kernels.linear(x, self.gate, prefill), own)
+        return kernels.linear(gated, self.project, prefill)
 
 
 @dataclass(slots=True)
@@ -25,20 +39,30 @@ class Layer:
     pre_feed_forward_norm: Tensor
     post_mixer_norm: Tensor | None = None
     post_feed_forward_norm: Tensor | None = None
+    beside: Beside | None = None  # experts whose answers join the network's
+    per_layer: PerLayerGate | None = None
+    scalar: float = 1.0  # multiplies what comes out, only where norms follow both parts
 
-    def forward(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles) -> Tensor:
-        """[rows, hidden] → [rows, hidden]; pages and states of the sequences take part."""
+    def forward(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles, own: Tensor | None = None) -> Tensor:
+        """[rows, hidden] → [rows, hidden]; pages and states of the sequences take part. own: the layer's own input."""
         normed = kernels.rms_norm(x, self.input_norm, self.eps)
         if self.post_mixer_norm is None:
             x = self.mixer.forward(kernels, normed, x, batch, angles)
         else:
             mixed = self.mixer.forward(kernels, normed, None, batch, angles)
-            x = x + kernels.rms_norm(mixed, self.post_mixer_norm, self.eps)
+            x = kernels.add_norm(mixed, self.post_mixer_norm, self.eps, x, 1.0)
         normed = kernels.rms_norm(x, self.pre_feed_forward_norm, self.eps)
         if self.post_feed_forward_norm is None:
             return self.feed_forward.forward(kernels, normed, x, batch.prefill)
         fed = self.feed_forward.forward(kernels, normed, None, batch.prefill)
-        return x + kernels.rms_norm(fed, self.post_feed_forward_norm, self.eps)
+        if self.beside is not None:
+            fed = self.beside.join(kernels, fed, x, batch.prefill)
+        if self.per_layer is None:
+            return kernels.add_norm(fed, self.post_feed_forward_norm, self.eps, x, self.scalar)
+        assert own is not None
+        x = kernels.add_norm(fed, self.post_feed_forward_norm, self.eps, x, 1.0)
+        more = self.per_layer.forward(kernels, x, own, batch.prefill)
+        return kernels.add_norm(more, self.per_layer.norm, self.eps, x, self.scalar)
 
     def fill(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles) -> None:
         """Only what later rows read of these: their keys and values."""
@@ -49,3 +73,20 @@ class Layer:
         """All weights."""
         yield from self.mixer.matrices()
         yield from self.feed_forward.matrices()
+        yield from self._added()
+        if self.beside is not None:
+            yield from expert_matrices(self.beside.experts)
+
+    def shapes(self) -> Iterator[Matrix]:
+        """One matrix of every shape that a pass multiplies with."""
+        yield from self.mixer.matrices()
+        yield from self.feed_forward.shapes()
+        yield from self._added()
+        if self.beside is not None and isinstance(self.beside.experts, list):
+            yield from (self.beside.experts[0].gate_up, self.beside.experts[0].down)
+
+    def _added(self) -> Iterator[Matrix]:
+        if self.beside is not None:
+            yield self.beside.router
+        if self.per_layer is not None:
+            yield from (self.per_layer.gate, self.per_layer.project)

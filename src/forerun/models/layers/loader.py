@@ -10,10 +10,19 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Decay, DeltaLayout, Expert, HeadNorms, Kernels
 from forerun.kernels.matrix import Matrix, Weight, join
-from forerun.models.layers.config import AttentionConfig, DecoderConfig, DenseConfig, ExpertsConfig, LayerConfig
-from forerun.models.layers.feed_forward import Dense, FeedForward, Sparse
-from forerun.models.layers.layer import Layer
+from forerun.models.layers.config import (
+    AttentionConfig,
+    BesideConfig,
+    DecoderConfig,
+    DenseConfig,
+    ExpertsConfig,
+    LayerConfig,
+    PerLayerConfig,
+)
+from forerun.models.layers.feed_forward import Beside, Dense, FeedForward, Sparse
+from forerun.models.layers.layer import Layer, PerLayerGate
 from forerun.models.layers.mixers import AttentionMixer, DeltaMixer
+from forerun.models.layers.per_layer import PerLayerInputs
 from forerun.models.layers.rope import RopeTables
 from forerun.weights.checkpoint import Checkpoint
 
@@ -47,6 +56,11 @@ class Loader:
             else self._attention(prefix + "self_attn.", config.mixer, index),
             feed_forward=self._feed_forward(prefix + "mlp.", config.feed_forward),
             eps=self.config.eps,
+            beside=None if config.beside is None else self._beside(prefix, config.beside),
+            per_layer=None
+            if self.config.per_layer is None
+            else self._per_layer_gate(prefix, self.config.per_layer.size),
+            scalar=float(self.checkpoint.take(prefix + "layer_scalar", (1,))) if self.config.layer_scalars else 1.0,
             **{place: self.norm(f"{prefix}{name}.weight", self.config.hidden) for place, name in names.items()},
         )
 
@@ -85,7 +99,8 @@ class Loader:
         if config.head_norms:
             queries_norm = self.norm(prefix + "q_norm.weight", layout.size)
             keys_norm = self.norm(prefix + "k_norm.weight", layout.size) if layout.kv_heads else queries_norm
-            norms = HeadNorms(queries_norm, keys_norm, self.config.eps)
+            values_norm = torch.ones(layout.size, device=self.device) if config.value_norms else None
+            norms = HeadNorms(queries_norm, keys_norm, self.config.eps, values_norm)
         return AttentionMixer(
             spec=config.spec,
             rope=self.rope[config.rope],
@@ -100,6 +115,10 @@ class Loader:
         """Queries, keys, values and, where there are any, gates."""
         layout, hidden = config.spec.layout, self.config.hidden
         queries, keys = layout.key_column, layout.kv_heads * layout.size
+        if config.values_are_keys:
+            q = self._weight(prefix + "q_proj.weight", queries, hidden)
+            k = self._weight(prefix + "k_proj.weight", keys, hidden)
+            return self._joined([q, k, k])
         if not config.gated:
             outs = {"q_proj": queries} | ({"k_proj": keys, "v_proj": keys} if keys else {})
             return self._fused(prefix, outs, hidden, config.qkv_bias)
@@ -143,6 +162,45 @@ class Loader:
             shared_gate=self.exact(prefix + "shared_expert_gate.weight", 1, self.config.hidden),
         )
 
+    def _beside(self, prefix: str, config: BesideConfig) -> Beside:
+        hidden, count = self.config.hidden, config.count
+
+        def norm(name: str) -> Tensor:
+            return self.norm(f"{prefix}{name}.weight", hidden)
+
+        return Beside(
+            router=self.exact(prefix + "router.proj.weight", count, hidden),
+            router_norm=self.wide(prefix + "router.scale", hidden) * hidden**-0.5,
+            expert_scale=self.wide(prefix + "router.per_expert_scale", count),
+            experts=self.kernels.pack_experts(self._experts(prefix + "experts.", config)),
+            top=config.top,
+            activation=config.activation,
+            input_norm=norm("pre_feedforward_layernorm_2"),
+            network_norm=norm("post_feedforward_layernorm_1"),
+            output_norm=norm("post_feedforward_layernorm_2"),
+            eps=self.config.eps,
+        )
+
+    def _per_layer_gate(self, prefix: str, size: int) -> PerLayerGate:
+        hidden = self.config.hidden
+        return PerLayerGate(
+            gate=self._fused(prefix, {"per_layer_input_gate": size}, hidden),
+            project=self._fused(prefix, {"per_layer_projection": hidden}, size),
+            norm=self.norm(prefix + "post_per_layer_input_norm.weight", hidden),
+        )
+
+    def per_layer_inputs(self, prefix: str, layers: int, config: PerLayerConfig) -> PerLayerInputs:
+        """What makes the layers' own inputs."""
+        size, hidden = config.size, self.config.hidden
+        table = self.checkpoint.take(prefix + "embed_tokens_per_layer.weight", (config.vocab, layers * size))
+        return PerLayerInputs(
+            table=table.to(self.device) if self.device.type == "cpu" else table.to(self.device, self.dtype),
+            table_scale=rounded(size**0.5, table.dtype),
+            project=self._fused(prefix, {"per_layer_model_projection": layers * size}, hidden),
+            norm=self.norm(prefix + "per_layer_projection_norm.weight", size),
+            eps=self.config.eps,
+        )
+
     def _network(self, prefix: str, inner: int, bias: bool = False) -> Expert:
         hidden = self.config.hidden
         return Expert(
@@ -150,7 +208,7 @@ class Loader:
             self._fused(prefix, {"down_proj": hidden}, inner, bias),
         )
 
-    def _experts(self, prefix: str, config: ExpertsConfig) -> list[Expert]:
+    def _experts(self, prefix: str, config: ExpertsConfig | BesideConfig) -> list[Expert]:
         """Stored one by one, or all in one tensor."""
         if self.checkpoint.has(prefix + "0.gate_proj.weight"):
             return [self._network(f"{prefix}{number}.", config.inner) for number in range(config.count)]
@@ -161,6 +219,11 @@ class Loader:
             Expert(*(self._joined([stack[number].to(self.device, self.dtype)]) for stack in (gate_up, down)))
             for number in range(count)
         ]
+
+
+def rounded(number: float, dtype: torch.dtype) -> float:
+    """As models compute it that hold such a number in the precision of their weights."""
+    return float(torch.tensor(number, dtype=dtype))
 
 
 def refuse_mlx(checkpoint: Checkpoint) -> None:

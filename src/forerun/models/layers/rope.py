@@ -21,6 +21,7 @@ KINDS = {  # and what each of them has to say beside rope_theta
     "linear": ("factor",),
     "llama3": ("factor", ORIGINAL, "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", ORIGINAL, "beta_fast", "beta_slow", "truncate", "attention_factor"),
+    "proportional": ("factor", "partial_rotary_factor"),
 }
 
 
@@ -39,6 +40,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0  # multiplies cos and sin
+    partial_rotary_factor: float = 1.0  # of the pairs of columns: the others have angle 0
 
     def parameters(self) -> dict[str, Any]:
         """As config.json has them."""
@@ -48,9 +50,16 @@ class RopeConfig:
 def read_rope(config: ConfigReader, columns: int, default_theta: float = 10000.0) -> RopeConfig:
     """The rope settings of a config.json, old style (`rope_theta`, `rope_scaling`) or new (`rope_parameters`)."""
     settings = config.part("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+    return read_rope_settings(config, settings, columns, default_theta)
+
+
+def read_rope_settings(
+    config: ConfigReader, settings: ConfigReader, columns: int, default_theta: float, default_kind: str = "default"
+) -> RopeConfig:
+    """As `read_rope`, where `settings` may be those of one kind of layer."""
     if columns < 2 or columns % 2:
         raise ForerunError(f"{config.name('head_dim')}: {columns} columns of a head cannot be rotated in pairs")
-    kind = settings.text("rope_type", settings.text("type", "default"))
+    kind = settings.text("rope_type", settings.text("type", default_kind))
     if kind not in KINDS:
         raise ForerunError(f"{settings.name('rope_type')} {kind[:40]!r} is not supported (only {', '.join(KINDS)})")
     theta = settings.number("rope_theta", config.number("rope_theta", default_theta, above=1.0), above=1.0)
@@ -58,6 +67,9 @@ def read_rope(config: ConfigReader, columns: int, default_theta: float = 10000.0
         return RopeConfig(columns, theta)
     if kind == "linear":
         return RopeConfig(columns, theta, kind, settings.number("factor"))
+    if kind == "proportional":
+        part, factor = settings.number("partial_rotary_factor", 1.0, high=1.0), settings.number("factor", 1.0)
+        return RopeConfig(columns, theta, kind, factor, partial_rotary_factor=part)
     if kind == "llama3":
         original, factor = settings.number(ORIGINAL), settings.number("factor")
         low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
@@ -96,6 +108,9 @@ def frequencies(rope: RopeConfig) -> Tensor:
     base = rope.rope_theta ** (torch.arange(0, rope.columns, 2, dtype=torch.float32) / rope.columns)
     inverse = 1.0 / base
     if rope.rope_type == "linear":
+        return inverse / rope.factor
+    if rope.rope_type == "proportional":
+        inverse[int(rope.partial_rotary_factor * rope.columns // 2) :] = 0
         return inverse / rope.factor
     if rope.rope_type == "llama3":
         return _llama3(inverse, rope)

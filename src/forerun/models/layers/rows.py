@@ -60,14 +60,43 @@ def _ragged_rows(work: Work) -> tuple[PassRows, Tensor, Tensor]:
     starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
     numbers = [(cache.length, cache.slot or 0) for cache, _ in work]
     position, slot = torch.tensor(numbers, dtype=torch.int32, device=device).T.contiguous()
-    tables = [
-        each[0][None] if len(each) == 1 else pad_sequence(list(each), batch_first=True)
-        for each in zip(*(cache.tables for cache, _ in work), strict=True)
-    ]
+    tables = ragged_tables([cache for cache, _ in work])
     longest = max(cache.length + len(mine) for cache, mine in work)
     tokens = torch.tensor([token for _, mine in work for token in mine], device=device)
     last = (starts[1:] - 1).long().to(device)
     return PassRows(starts, max(counts), position, tables, slot, longest=longest), tokens, last
+
+
+def ragged_tables(caches: list[SequenceCache]) -> list[Tensor]:
+    """By page group the block tables of all sequences [sequences, pages]."""
+    return [
+        each[0][None] if len(each) == 1 else pad_sequence(list(each), batch_first=True)
+        for each in zip(*(cache.tables for cache in caches), strict=True)
+    ]
+
+
+def last_rows(caches: list[SequenceCache], ahead: int = 0) -> PassRows:
+    """One row at the last committed position of each sequence, for who reads its pages and writes nothing.
+
+    Tables of angles must reach `ahead` positions further.
+    """
+    pool, last = caches[0].pool, [cache.length - 1 for cache in caches]
+    if pool.on_device:
+        pages = max(pool.pages_for(cache.length) for cache in caches)
+        groups = range(len(pool.groups))
+        tables = [[page for cache in caches for page in _padded(cache, group, pages)] for group in groups]
+        position, *entries = upload([last, *tables], pool.device)
+        block_tables = [table.view(len(caches), pages) for table in entries]
+    else:
+        position, block_tables = torch.tensor(last, dtype=torch.int32), ragged_tables(caches)
+    rows = PassRows.uniform(1, position, block_tables, torch.zeros_like(position))
+    rows.longest = max(last) + 1 + ahead
+    return rows
+
+
+def _padded(cache: SequenceCache, group: int, pages: int) -> list[int]:
+    """A sequence's block table of so many entries."""
+    return (cache.blocks[group] + [cache.pool.spare_page] * pages)[:pages]
 
 
 def _uniform_rows(work: Work) -> tuple[PassRows, Tensor, Tensor]:
@@ -76,9 +105,8 @@ def _uniform_rows(work: Work) -> tuple[PassRows, Tensor, Tensor]:
     width = max(len(mine) for _, mine in work)
     pages = max(pool.pages_for(cache.length + width) for cache, _ in work)
     ids = [token for _, mine in work for token in mine + [0] * (width - len(mine))]
-    padding = [pool.spare_page] * pages
     groups = range(len(pool.groups))
-    tables = [[page for cache, _ in work for page in (cache.blocks[group] + padding)[:pages]] for group in groups]
+    tables = [[page for cache, _ in work for page in _padded(cache, group, pages)] for group in groups]
     places = [cache.length for cache, _ in work]
     slots = [pool.spare_slot if cache.slot is None else cache.slot for cache, _ in work]
     last = [index * width + len(mine) - 1 for index, (_, mine) in enumerate(work)]

@@ -1,0 +1,117 @@
+"""The `assistant` drafter: a small model that reads the target's own keys and values, and keeps none itself.
+
+All it needs of a sequence is its last token, the target's hidden state at the position before, and the target's pages.
+Nothing is left of a draft once it is made, so there is nothing to roll back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.cache.pages import PagePool, SequenceCache
+from forerun.draft.arms import ASSISTANT
+from forerun.draft.assistant_device import AssistantDeviceHalf
+from forerun.draft.drawing import Drawing
+from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
+from forerun.kernels.interface import PassRows
+from forerun.models.layers.assistant import Assistant
+from forerun.models.layers.rows import Pass, last_rows
+
+
+@dataclass(slots=True)
+class State:
+    """One sequence as the assistant sees it."""
+
+    count: int  # tokens, the pending one included
+    pending: int
+    fed: int = 0  # positions whose hidden states have come
+    hidden: Tensor | None = None  # [hidden], the last of them
+
+    @property
+    def known(self) -> bool:
+        """Is the hidden state that of the last committed position?"""
+        return self.hidden is not None and self.fed == self.count - 1
+
+
+class AssistantDrafter:
+    """Drafts for all sequences together: one pass per depth. `pool` is the target's."""
+
+    name = ASSISTANT.name
+    wants_features = True
+
+    def __init__(self, assistant: Assistant, pool: PagePool, vocab: int) -> None:
+        self.assistant, self.pool, self.vocab = assistant, pool, min(vocab, assistant.vocab)
+        self._states: dict[int, State] = {}
+
+    def open(self, sequence_id: int, tokens: list[int]) -> None:
+        self._states[sequence_id] = State(len(tokens), tokens[-1])
+
+    def observe(self, sequence_id: int, tokens: list[int]) -> None:
+        state = self._states[sequence_id]
+        state.count += len(tokens)
+        state.pending = tokens[-1]
+
+    def feed(self, sequence_id: int, features: Tensor) -> None:
+        """Of all hidden states the last one counts."""
+        state = self._states[sequence_id]
+        state.fed += len(features)
+        if len(features):
+            state.hidden = features[-1, -self.assistant.hidden :].clone()
+
+    def ready(self, sequence_id: int) -> int:
+        return sequence_id in self._states
+
+    def peek(self, sequence_id: int, depth: int) -> list[int]:  # noqa: ARG002
+        """Each draft is a pass: nothing is free."""
+        return []
+
+    def device_half(self, slots: SlotTensors, capture: Capture) -> AssistantDeviceHalf:  # noqa: ARG002
+        """See `draft/assistant_device.py`."""
+        return AssistantDeviceHalf(self, slots)
+
+    def leave(self, sequence_id: int, length: int) -> None:
+        """A device hands a sequence back with `length` tokens in its cache: one round has no draft."""
+        state = self._states[sequence_id]
+        state.fed, state.hidden = length, None
+
+    def close(self, sequence_id: int) -> None:
+        self._states.pop(sequence_id, None)
+
+    def propose(self, wants: list[Want]) -> list[Draft]:
+        """Whoever has just come back from a device has no hidden state to go on from, and no draft."""
+        known = [self._states[want.sequence_id].known for want in wants]
+        served = [want for want, is_known in zip(wants, known, strict=True) if is_known]
+        if not served:
+            return [Draft([]) for _ in wants]
+        drawing = Drawing(served, self.vocab, deterministic=True)
+        self._draft([self._states[want.sequence_id] for want in served], [the_cache(want) for want in served], drawing)
+        made = iter(drawing.drafts())
+        return [next(made) if is_known else Draft([]) for is_known in known]
+
+    def _draft(self, states: list[State], caches: list[SequenceCache], drawing: Drawing) -> None:
+        outputs = [state.hidden for state in states]  # of the target, then of the assistant
+        rows: PassRows | None = None
+        before: list[int] = []
+        for depth in range(max(want.depth for want in drawing.wants)):
+            live = drawing.live(depth)
+            if not live:
+                return
+            if live != before:
+                rows, before = last_rows([caches[index] for index in live], self.assistant.ahead), live
+            assert rows is not None
+            tokens = [(drawing.tokens[index] or [states[index].pending])[-1] for index in live]
+            hidden = torch.stack([row for index in live if (row := outputs[index]) is not None])
+            batch = Pass(torch.tensor(tokens, device=hidden.device), rows, self.pool.layers, None, False)
+            found = self.assistant.forward(hidden, batch)
+            drawing.draw(live, self.assistant.logits(found))
+            for index, row in zip(live, self.assistant.project(found), strict=True):
+                outputs[index] = row
+
+
+def the_cache(want: Want) -> SequenceCache:
+    """Of the target."""
+    assert want.cache is not None
+    return want.cache

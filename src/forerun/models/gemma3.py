@@ -1,0 +1,82 @@
+"""`gemma3` and `gemma3_text`: norms on both sides of every part, windows in five of six layers."""
+
+from __future__ import annotations
+
+from forerun.errors import ForerunError
+from forerun.kernels.interface import AttentionSpec
+from forerun.models.layers.config import (
+    MOST_POSITIONS,
+    AttentionConfig,
+    DecoderConfig,
+    DenseConfig,
+    LayerConfig,
+    head_layout,
+    layer_count,
+    read_eps,
+)
+from forerun.models.layers.rope import RopeConfig, read_rope, read_rope_settings
+from forerun.weights.config_reader import ConfigReader
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+HEAD_DIM, THETA, LOCAL_THETA = 256, 1e6, 1e4  # what absent fields mean in this family
+PREFIXES = ("model.language_model.", "language_model.model.", "model.")  # beside a tower, new and old, or alone
+TOWERS = ("model.vision_tower.", "model.multi_modal_projector.", "vision_tower.", "multi_modal_projector.")
+MEDIA = {"image_token_index": 262144, "boi_token_index": 255999, "eoi_token_index": 256000}
+
+
+def read_config(config: ConfigReader) -> DecoderConfig:
+    """Nested beside the settings of a tower, or flat."""
+    text = config.part("text_config") if "text_config" in config else config
+    text.only("hidden_activation", "gelu_pytorch_tanh")
+    text.only("use_bidirectional_attention", False)
+    bias, hidden = text.flag("attention_bias", False), text.integer("hidden_size", 2304)
+    layout = head_layout(text, HEAD_DIM)
+    window = text.integer("sliding_window", 4096, high=MOST_POSITIONS)
+    scale = text.number("query_pre_attn_scalar", 256.0) ** -0.5
+    cap = text.number("attn_logit_softcapping") if "attn_logit_softcapping" in text else 0.0
+    mixers = {
+        kind: AttentionConfig(
+            AttentionSpec(layout, window if kind == SLIDING else 0, scale, cap),
+            layer_rope(text, kind, layout.size),
+            qkv_bias=bias,
+            output_bias=bias,
+            head_norms=True,
+        )
+        for kind in (SLIDING, FULL)
+    }
+    network = DenseConfig(text.integer("intermediate_size", 9216), activation="gelu_tanh")
+    return DecoderConfig(
+        family=config.text("model_type"),
+        hidden=hidden,
+        vocab=text.integer("vocab_size", 262208),
+        context=text.integer("max_position_embeddings", 131072, high=MOST_POSITIONS),
+        eps=read_eps(text),
+        tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True)),
+        layers=tuple(LayerConfig(mixers[kind], network) for kind in layer_kinds(text)),
+        zero_centred_norms=True,
+        sandwich_norms=True,
+        embedding_scale=hidden**0.5,
+        softcap=text.number("final_logit_softcapping") if "final_logit_softcapping" in text else 0.0,
+        never=tuple(config.integer(*entry, low=0) for entry in MEDIA.items()) if text is not config else (),
+        prefixes=PREFIXES,
+        ignored=TOWERS,
+    )
+
+
+def layer_kinds(text: ConfigReader) -> list[str]:
+    """As listed, or else every `sliding_window_pattern`-th layer has no window."""
+    layers, pattern = layer_count(text), text.integer("sliding_window_pattern", 6)
+    kinds = text.texts("layer_types") or [SLIDING if (index + 1) % pattern else FULL for index in range(layers)]
+    if len(kinds) != layers or set(kinds) - {SLIDING, FULL}:
+        raise ForerunError(f"{text.name('layer_types')} must name {layers} layers, each {SLIDING} or {FULL}")
+    return kinds
+
+
+def layer_rope(text: ConfigReader, kind: str, size: int) -> RopeConfig:
+    """By kind of layer in new configs; old ones scale the layers without a window alone."""
+    parameters = text.part("rope_parameters")
+    if SLIDING in parameters or FULL in parameters:
+        return read_rope_settings(text, parameters.part(kind), size, LOCAL_THETA if kind == SLIDING else THETA)
+    if kind == SLIDING:
+        return RopeConfig(size, text.number("rope_local_base_freq", LOCAL_THETA, above=1.0))
+    return read_rope(text, size, THETA)

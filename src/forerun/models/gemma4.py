@@ -1,0 +1,207 @@
+"""`gemma4` and `gemma4_unified`, alone or beside their towers: windows in most layers, and four variants of a layer.
+
+E2B and E4B have per-layer embeddings and let their upper layers read the keys and values of lower ones; 26B-A4B has
+experts beside every dense network; where `attention_k_eq_v` is set, layers without a window take values from the
+projection of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forerun.errors import ForerunError
+from forerun.kernels.interface import AttentionSpec, HeadLayout
+from forerun.models.layers.config import (
+    LARGEST_HEAD,
+    MOST_POSITIONS,
+    AttentionConfig,
+    BesideConfig,
+    DecoderConfig,
+    DenseConfig,
+    LayerConfig,
+    PerLayerConfig,
+    layer_count,
+    read_eps,
+)
+from forerun.models.layers.rope import RopeConfig, read_rope_settings
+from forerun.weights.config_reader import ConfigReader
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+UNIFIED = ("gemma4_unified", "gemma4_unified_text")
+PREFIXES = ("model.language_model.", "model.")  # beside towers, or alone
+TOWERS = ("vision_tower.", "embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio.")
+PATTERN = 6  # where `layer_types` is absent, every so many layers one has no window
+CHANGEABLE = ("head_dim", "num_key_value_heads")  # what `per_layer_config` may say of a layer
+# What stands for media in a prompt, and the usual ids.
+MEDIA = {
+    "image_token_id": 258880,
+    "audio_token_id": 258881,
+    "video_token_id": 258884,
+    "boi_token_id": 255999,
+    "eoi_token_id": 258882,
+    "boa_token_id": 256000,
+    "eoa_token_index": 258883,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Heads of one layer, as the config has them."""
+
+    kind: str
+    heads: HeadLayout
+    window: int
+    rope: RopeConfig
+
+
+def read_config(config: ConfigReader) -> DecoderConfig:
+    """Nested beside the settings of towers, or flat."""
+    text = config.part("text_config") if "text_config" in config else config
+    unified = config.text("model_type") in UNIFIED
+    text.only("hidden_activation", "gelu_pytorch_tanh")
+    text.only("attention_bias", False)
+    text.only("use_bidirectional_attention", None, "vision")
+    shapes, shared = layer_shapes(text), text.integer("num_kv_shared_layers", 0, low=0)
+    first = len(shapes) - shared  # that reads the keys and values of another
+    sources = {kind: last_of_kind(shapes[: max(0, first)], kind, text) for kind in {s.kind for s in shapes[first:]}}
+    usual = 256 if "hidden_size_per_layer_input" not in text.values else 0  # null means none, absence does not
+    size = 0 if unified else text.integer("hidden_size_per_layer_input", usual, low=0)
+    hidden = text.integer("hidden_size")
+    return DecoderConfig(
+        family=config.text("model_type"),
+        hidden=hidden,
+        vocab=text.integer("vocab_size", 262144),
+        context=text.integer("max_position_embeddings", 262144 if unified else 131072, high=MOST_POSITIONS),
+        eps=read_eps(text),
+        tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True)),
+        layers=tuple(
+            LayerConfig(
+                attention(shape, sources.get(shape.kind) if index >= first else None, text),
+                network(text, index >= first > 0),
+                None if unified else experts(text),
+            )
+            for index, shape in enumerate(shapes)
+        ),
+        sandwich_norms=True,
+        embedding_scale=hidden**0.5,
+        softcap=text.number("final_logit_softcapping") if "final_logit_softcapping" in text else 0.0,
+        layer_scalars=True,
+        per_layer=PerLayerConfig(size, text.integer("vocab_size_per_layer_input", 262144)) if size else None,
+        never=media_tokens(config) if text is not config else (),
+        prefixes=PREFIXES,
+        ignored=ignored(range(first, len(shapes))),
+    )
+
+
+def layer_shapes(text: ConfigReader) -> list[LayerShape]:
+    """Heads, window and rotation of every layer."""
+    usual = 1024 if text.text("model_type", "") in UNIFIED else 512
+    kinds, window = layer_kinds(text), text.integer("sliding_window", usual, high=MOST_POSITIONS)
+    heads, shapes = text.integer("num_attention_heads"), []
+    for index, (size, kv_heads) in enumerate(head_sizes(text, kinds)):
+        if heads % kv_heads:
+            raise ForerunError(
+                f"{text.name('num_key_value_heads')}: the {heads} heads of layer {index} cannot share {kv_heads} "
+                "key/value heads"
+            )
+        kind = kinds[index]
+        layout = HeadLayout(heads, kv_heads, size)
+        shapes.append(LayerShape(kind, layout, window if kind == SLIDING else 0, layer_rope(text, kind, size)))
+    return shapes
+
+
+def layer_kinds(text: ConfigReader) -> list[str]:
+    """What each layer is; the last one never has a window."""
+    layers = layer_count(text)
+    kinds = text.texts("layer_types") or [SLIDING if (index + 1) % PATTERN else FULL for index in range(layers)]
+    unknown = sorted(set(kinds) - {SLIDING, FULL})
+    if unknown or len(kinds) != layers:
+        raise ForerunError(f"{text.name('layer_types')} must name {layers} layers, each {SLIDING} or {FULL}")
+    return [*kinds[:-1], FULL]
+
+
+def head_sizes(text: ConfigReader, kinds: Sequence[str]) -> list[tuple[int, int]]:
+    """Head size and key/value heads of each layer, from either way in which configs say what differs."""
+    size = text.integer("head_dim", 256, high=LARGEST_HEAD)
+    kv_heads = text.integer("num_key_value_heads", text.integer("num_attention_heads"))
+    if "per_layer_config" in text:
+        changes = text.part("per_layer_config")
+        own = [changes.part(str(index)) for index in range(len(kinds))]
+        if strange := sorted({name for each in own for name in each.values if name not in CHANGEABLE}):
+            raise ForerunError(f"{text.name('per_layer_config')} changes {strange[0][:40]!r}, which is not supported")
+        known = {str(index) for index in range(len(kinds))}
+        if lost := sorted(str(name) for name in changes.values if str(name) not in known):
+            raise ForerunError(f"{text.name('per_layer_config')} names layer {lost[0][:40]!r}, which is none")
+        return [
+            (each.integer("head_dim", size, high=LARGEST_HEAD), each.integer("num_key_value_heads", kv_heads))
+            for each in own
+        ]
+    wide = text.integer("global_head_dim", 512, high=LARGEST_HEAD)
+    few = text.integer("num_global_key_value_heads", kv_heads) if text.flag("attention_k_eq_v", False) else kv_heads
+    return [(wide, few) if kind == FULL else (size, kv_heads) for kind in kinds]
+
+
+def layer_rope(text: ConfigReader, kind: str, size: int) -> RopeConfig:
+    """How layers of a kind turn their heads; without settings as the family usually does."""
+    settings = text.part("rope_parameters")
+    if kind in settings:
+        return read_rope_settings(text, settings.part(kind), size, 1e4 if kind == SLIDING else 1e6)
+    if kind == SLIDING:
+        return RopeConfig(size, 1e4)
+    return RopeConfig(size, 1e6, "proportional", partial_rotary_factor=0.25)
+
+
+def last_of_kind(shapes: Sequence[LayerShape], kind: str, text: ConfigReader) -> int:
+    """The last layer of a kind among those with keys and values of their own."""
+    found = [index for index, shape in enumerate(shapes) if shape.kind == kind]
+    if not found:
+        raise ForerunError(
+            f"{text.name('num_kv_shared_layers')}: no {kind} layer is left that has keys and values of its own"
+        )
+    return found[-1]
+
+
+def attention(shape: LayerShape, source: int | None, text: ConfigReader) -> AttentionConfig:
+    """Scores are not scaled: the norms of queries and keys are trained so."""
+    layout = shape.heads
+    if source is not None:
+        layout = HeadLayout(layout.heads, 0, layout.size)
+    return AttentionConfig(
+        AttentionSpec(layout, shape.window, scale=1.0),
+        shape.rope,
+        source,
+        head_norms=True,
+        value_norms=True,
+        values_are_keys=source is None and shape.kind == FULL and text.flag("attention_k_eq_v", False),
+    )
+
+
+def network(text: ConfigReader, shares: bool) -> DenseConfig:
+    """The dense network; `shares`: of a layer that reads the keys and values of another."""
+    wide = 2 if shares and text.flag("use_double_wide_mlp", False) else 1
+    return DenseConfig(wide * text.integer("intermediate_size"), activation="gelu_tanh")
+
+
+def experts(text: ConfigReader) -> BesideConfig | None:
+    """Experts beside it, where there are any."""
+    if not text.flag("enable_moe_block", False):
+        return None
+    found = BesideConfig(
+        text.integer("num_experts"), text.integer("top_k_experts"), text.integer("moe_intermediate_size")
+    )
+    if found.top > found.count:
+        raise ForerunError(f"{text.name('top_k_experts')} is {found.top}, but there are {found.count} experts")
+    return found
+
+
+def media_tokens(config: ConfigReader) -> tuple[int, ...]:
+    """Tokens that stand for media in prompts."""
+    return tuple(config.integer(name, usual, low=0) for name, usual in MEDIA.items())
+
+
+def ignored(sharing: Sequence[int]) -> tuple[str, ...]:
+    """Beginnings of tensors that a text decoder does not read: towers, and what files may hold of layers that share."""
+    names = [f"model.{tower}" for tower in TOWERS]
+    unread = [f"layers.{index}.self_attn.{part}." for index in sharing for part in ("k_proj", "v_proj", "k_norm")]
+    return (*names, *(prefix + name for prefix in PREFIXES for name in unread))

@@ -1,0 +1,26 @@
+"""Folders with an assistant: how to know one, and where one lies that came with a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forerun.weights.folder import read_json
+
+MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+SUFFIX = "-assistant"  # of the model's name on the hub, and of its folder
+
+
+def is_assistant(folder: Path) -> bool:
+    """Does its config.json say so?"""
+    return (read_json(folder, "config.json") or {}).get("model_type") in MODEL_TYPES
+
+
+def assistant_beside(folder: Path) -> Path | None:
+    """The assistant of a model folder: inside it, next to it, or in the hub cache where the model is too."""
+    folder = folder.absolute()
+    places = [folder / "assistant", folder.with_name(folder.name + SUFFIX)]
+    if folder.parent.name == "snapshots":  # models--org--name/snapshots/commit
+        repository = folder.parent.parent
+        snapshots = repository.with_name(repository.name + SUFFIX) / "snapshots"
+        places += sorted(snapshots.iterdir()) if snapshots.is_dir() else []
+    return next((place for place in places if (place / "config.json").is_file()), None)

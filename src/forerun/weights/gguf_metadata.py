@@ -1,0 +1,56 @@
+"""Typed access to the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+import math
+
+from forerun.errors import ForerunError
+from forerun.weights.gguf_header import Value
+
+
+class Metadata:
+    """Typed access to `<architecture>.<key>`, with errors that name the key."""
+
+    def __init__(self, values: dict[str, Value], where: str) -> None:
+        self.values = values
+        self.where = where
+        self.architecture = str(values.get("general.architecture", ""))
+
+    def get(self, key: str) -> Value | None:
+        return self.values.get(f"{self.architecture}.{key}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+            raise ForerunError(f"{self.where}: metadata {self.architecture}.{key} is missing or senseless ({value!r})")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise ForerunError(f"{self.where}: metadata {self.architecture}.{key} is missing or senseless ({value!r})")
+        return decimal(value)
+
+    def counts(self, key: str, layers: int, default: int | None = None) -> list[int]:
+        """Of every layer: one number for all, or a list."""
+        value = self.get(key)
+        if not isinstance(value, tuple):
+            return [self.count(key, default)] * layers
+        if len(value) != layers or not all(isinstance(one, int) and 0 < one < 2**31 for one in value):
+            raise ForerunError(f"{self.where}: metadata {self.architecture}.{key} must have {layers} counts")
+        return [int(one) for one in value]
+
+    def token(self, key: str) -> int | None:
+        value = self.values.get(f"tokenizer.ggml.{key}")
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def decimal(value: float) -> float:
+    """The shortest decimal of a 32-bit float: 9.999999747378752e-06 was written as 1e-05."""
+    import numpy as np
+
+    return float(str(np.float32(value)))

@@ -1,0 +1,150 @@
+"""GGUF files of Gemma 3 and Gemma 4, written the way llama.cpp does: the same model as the folder they came from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from test_gemma3 import write as write_gemma3
+from test_models import load, run
+from tiny_gemma import VARIANTS, tiny_gemma
+
+from forerun.cache.pages import PagePool, SequenceCache
+from forerun.errors import ForerunError
+from forerun.kernels.cpu import CpuKernels
+from forerun.text.chat import encode_prompt
+from forerun.weights.gguf_convert import convert_gguf
+from forerun.weights.tokenizer import load_tokenizer
+
+TOKENS = torch.randint(4, 280, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+PIECES = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256))]
+PIECES += ["▁", "t", "h", "e", "th", "the", "▁the", "c", "a", "ca", "cat", "▁cat"]
+MERGES = ["t h", "th e", "▁ the", "c a", "ca t", "▁ cat"]
+
+
+def write_gguf(file: Path, folder: Path, **changes: Any) -> Path:
+    """The model of a folder as a file."""
+    config = json.loads((folder / "config.json").read_text())
+    name = config["model_type"].split("_")[0]
+    writer = gguf.GGUFWriter(file, name)
+    kinds, layers = config["layer_types"], config["num_hidden_layers"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(layers)
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    full = config["rope_parameters"]["full_attention"]
+    writer.add_rope_freq_base(full["rope_theta"])
+    if name == "gemma3":
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        for add in (writer.add_key_length, writer.add_value_length):
+            add(config["head_dim"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(full["factor"])
+    else:
+        describe_gemma4(writer, config, kinds)
+    add_tokenizer(writer, name)
+    for key, value in changes.items():
+        writer.kv_data[0].pop(key, None)
+        writer.add_uint32(key, value)
+    tensors = load_file(folder / "model.safetensors")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], layers)
+    for key, array in tensors.items():
+        add_tensor(writer, names, name, key, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def describe_gemma4(writer: Any, config: dict[str, Any], kinds: list[str]) -> None:
+    changes = next(iter(config["per_layer_config"].values()))
+    shared, inner = config["num_kv_shared_layers"], config["intermediate_size"]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config.get("hidden_size_per_layer_input") or 0)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    for add, size in (("", changes["head_dim"]), ("_swa", config["head_dim"])):
+        getattr(writer, f"add_key_length{add}")(size)
+        getattr(writer, f"add_value_length{add}")(size)
+        getattr(writer, f"add_rope_dimension_count{add}")(size)
+    wide = 2 if config["use_double_wide_mlp"] else 1
+    writer.add_feed_forward_length([inner] * (len(kinds) - shared) + [wide * inner] * shared)
+    few = changes.get("num_key_value_heads", config["num_key_value_heads"])
+    writer.add_head_count_kv([few if kind == "full_attention" else config["num_key_value_heads"] for kind in kinds])
+    if config.get("enable_moe_block"):
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    turning = int(changes["head_dim"] * 0.25 / 2)
+    factors = [1.0] * turning + [1e30] * (changes["head_dim"] // 2 - turning)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+
+
+def add_tokenizer(writer: Any, name: str) -> None:
+    writer.add_tokenizer_model("llama" if name == "gemma3" else "gemma4")
+    writer.add_token_list(PIECES)
+    writer.add_token_scores([-float(index) for index in range(len(PIECES))])
+    writer.add_token_types([3 if n < 5 else 6 if n < 261 else 1 for n in range(len(PIECES))])
+    if name == "gemma4":
+        writer.add_token_merges(MERGES)
+    for number, kind in enumerate(("pad", "eos", "bos", "unk")):
+        getattr(writer, f"add_{kind}_token_id")(number)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(False)
+
+
+def add_tensor(writer: Any, names: Any, family: str, key: str, array: Any) -> None:
+    """Under the names that llama.cpp's converter gives."""
+    if key.endswith("router.scale"):
+        writer.add_tensor(names.get_name(key.replace("router.scale", "router.proj")) + ".scale", array)
+    elif key.endswith("per_expert_scale"):
+        writer.add_tensor(names.get_name(key.replace("router.per_expert_scale", "experts.down_proj")) + ".scale", array)
+    else:
+        if family == "gemma3" and key.endswith("norm.weight"):
+            array = array + 1
+        whole = key if key.endswith(".weight") else key + ".weight"
+        writer.add_tensor(names.get_name(whole, (".weight",)), array)
+
+
+@torch.inference_mode()
+def logits(folder: Path) -> torch.Tensor:
+    model = load(folder, CpuKernels(quantize=False))
+    cache = SequenceCache(PagePool.for_model(model.config, 16, 8, torch.float32, torch.device("cpu")))
+    return torch.cat([run(model, cache, TOKENS[:20], True), run(model, cache, TOKENS[20:], False)])
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "gemma3"])
+def test_a_file_is_the_model_it_came_from(variant: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    if variant == "gemma3":
+        write_gemma3(folder, "new")
+        config = json.loads((folder / "config.json").read_text()) | {"query_pre_attn_scalar": 20}
+        (folder / "config.json").write_text(json.dumps(config))  # what files of small models mean
+    else:
+        tiny_gemma(folder, variant)
+        if variant == "12B":  # files do not tell it apart
+            config = json.loads((folder / "config.json").read_text()) | {"model_type": "gemma4_text"}
+            (folder / "config.json").write_text(json.dumps(config | {"hidden_size_per_layer_input": 0}))
+    converted = convert_gguf(write_gguf(tmp_path / "model.gguf", folder), tmp_path / "home")
+    torch.testing.assert_close(logits(converted), logits(folder), atol=0 if variant != "gemma3" else 1e-4, rtol=0)
+    tokenizer = load_tokenizer(converted)
+    assert encode_prompt(tokenizer, "the cat", raw=True) == [PIECES.index(piece) for piece in ("<bos>", "the", "▁cat")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("gemma4.attention.shared_kv_layers", 9), ("gemma4.attention.head_count_kv", 0)]
+)
+def test_senseless_metadata_is_named(key: str, value: int, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", tiny_gemma(tmp_path / "folder", "31B"), **{key: value})
+    with pytest.raises(ForerunError, match=key.partition(".")[2]):
+        convert_gguf(file, tmp_path / "home")
