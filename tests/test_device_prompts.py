@@ -100,6 +100,7 @@ def pages_of(engine: Engine) -> list[tuple[torch.Tensor, int]]:
     return [(engine.pool.layers[0].keys, -1), (engine.pool.layers[0].values, -2)]
 
 
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="what spoils memory here would become part of captured graphs")
 @torch.inference_mode()
 def test_a_round_of_the_host_leaves_the_features_of_a_prompt_alone(tmp_path: Path) -> None:
     """Graphs share their memory: what one gave is overwritten by another. Drafters see it after the host's round."""
