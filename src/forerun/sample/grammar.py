@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # One way to put spaces, the one models like best: an answer cannot go on in white space for ever, and keys are forced.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+MANY_CHOICES = 1000
 
 
 class GrammarVocabulary:
@@ -65,8 +66,12 @@ def compile_grammar(
         )
     except ValueError as error:
         raise ForerunError(f"{WORDS[kind]} cannot be used: {_line(str(error))}") from None
-    if matcher.is_error():
-        raise ForerunError(f"{WORDS[kind]} cannot be used: {_line(matcher.get_error())}")
+    first = matcher.deep_copy()
+    if not first.is_error():
+        first.compute_bitmask()  # some can be read and allow no beginning at all: a rule that is only itself
+    if first.is_error():
+        line = _line(first.get_error()).replace("NoExtensionBias", "nothing can match it")  # llguidance's word for that
+        raise ForerunError(f"{WORDS[kind]} cannot be used: {line}")
     return Grammar(vocabulary, matcher)
 
 
@@ -90,7 +95,9 @@ def _source(kind: OutputKind, value: Any) -> str:
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(value))
     if kind == "choice":
-        return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value)
+        choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value)
+        # Of alternatives in a rule llguidance keeps track of two thousand; those in a terminal become an automaton.
+        return f"start: {choices}" if len(value) <= MANY_CHOICES else f"start: CHOICE\nCHOICE: {choices}"
     return str(LLMatcher.grammar_from_lark(value))
 
 

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.error_bodies import error_response
 from forerun.serve.errors import ApiError
+from forerun.serve.json_size import JsonSize
 
 SECONDS = 60.0  # for a whole body
 DISCARDED, PATIENCE = 256 << 20, 5.0  # bytes and seconds of a body that is too large
@@ -35,7 +36,7 @@ class BodyLimit:
         await self._app(scope, self._counted(receive), send)
 
     def _counted(self, receive: Receive) -> Receive:
-        read, complete = 0, False
+        read, complete, values = 0, False, JsonSize()
         end = asyncio.get_running_loop().time() + SECONDS
 
         async def counted() -> Message:
@@ -53,6 +54,11 @@ class BodyLimit:
                 if read > self._limit:
                     await _discard(receive)
                     raise HTTPException(413, self._message(), headers=CLOSE)
+                if b"\0" in message.get("body", b""):  # UTF-16, which `values` would not understand
+                    raise HTTPException(400, "The body must be JSON in UTF-8.", headers=CLOSE)
+                if not values.add(message.get("body", b"")):
+                    await _discard(receive)
+                    raise HTTPException(413, "The body has too many values.", headers=CLOSE)
             return message
 
         return counted

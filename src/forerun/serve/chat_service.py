@@ -9,7 +9,7 @@ from forerun.sample.constraint import Constraint
 from forerun.serve.answer_reader import AnswerReader
 from forerun.serve.chat_job import ChatJob, Tool
 from forerun.serve.chat_run import Choice, Run
-from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, is_free
+from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, check_tools, is_free
 from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
@@ -17,6 +17,7 @@ from forerun.serve.parsing.make import make_parser
 from forerun.serve.parsing.pieces import AnswerParser
 from forerun.serve.settings import ServeSettings
 from forerun.text.chat import ChatPrompt, encode_chat
+from forerun.text.guarded import strings_in
 
 NO_THINKING = "This model does not think: what was asked of its thinking has no effect."
 
@@ -65,12 +66,15 @@ class ChatPipeline:
     async def prompt(self, job: ChatJob) -> ChatPrompt:
         """What the model's template makes of the conversation."""
         model = self._models.loaded()
-        check_characters(model, sum(len(str(message.get("content"))) for message in job.messages), "messages")
         seconds = self._settings.template_timeout
         return await self._off_loop.run(lambda: _encode(model, job, seconds), "messages")
 
 
 def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
+    check_tools(job.tools)
+    tools = [_function(tool) for tool in callable_tools(job)]
+    for given, param in ((job.messages, "messages"), (tools, "tools")):
+        check_characters(model, sum(map(len, strings_in(given))), param)
     options = dict(job.template_options)
     switch = model.format.thinking_switch
     if switch is not None and job.thinking.enabled is not None:
@@ -78,7 +82,7 @@ def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
     return encode_chat(
         model.tokenizer,
         job.messages,
-        tools=[_function(tool) for tool in callable_tools(job)] or None,
+        tools=tools or None,
         template_options=options,
         continue_last=job.continue_last,
         seconds=seconds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from forerun.sample.building import build_constraint
@@ -32,6 +32,14 @@ def is_free(job: ChatJob) -> bool:
 def callable_tools(job: ChatJob) -> Sequence[Tool]:
     """Who must not call tools does not see them either."""
     return () if job.tool_choice.mode == "none" else job.tools
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Calls have named arguments: what describes anything but an object can never be called."""
+    for tool in tools:
+        properties = tool.parameters.get("properties")
+        if tool.parameters.get("type", "object") != "object" or not isinstance(properties, Mapping | None):
+            raise bad_request(f"The parameters of the tool '{tool.name}' must be a JSON schema of an object.", "tools")
 
 
 def output_grammar(model: LoadedModel, output: OutputFormat | None, limits: GrammarLimits) -> Grammar | None:

@@ -42,6 +42,9 @@ def check_limits(wish: GenerationWish, settings: ServeSettings) -> None:
         raise bad_request(f"'n' must be from 1 to {settings.max_choices}, not {wish.n}.", "n")
     if len(wish.stop) > settings.max_stops:
         raise bad_request(f"At most {settings.max_stops} stop strings are allowed, not {len(wish.stop)}.", "stop")
+    if wish.max_tokens is not None and wish.min_tokens > wish.max_tokens:
+        message = f"'min_tokens' is {wish.min_tokens}, but at most {wish.max_tokens} tokens are allowed."
+        raise bad_request(message, "min_tokens")
 
 
 def check_characters(model: LoadedModel, characters: int, param: str) -> None:

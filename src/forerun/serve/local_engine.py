@@ -210,6 +210,10 @@ def check(model: LanguageModel, request: Request) -> None:
             n_ctx=context,
         )
     try:
+        model.engine.drafters.arms_for(request)
+    except ForerunError as error:
+        raise bad_request(str(error), "speculative") from error
+    try:
         model.engine.check(request)
     except ForerunError as error:
         raise bad_request(str(error)) from error

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from forerun.errors import ForerunError
-from forerun.serve.errors import bad_request
+from forerun.serve.errors import ApiError, bad_request
 
 Result = TypeVar("Result")
 
@@ -24,12 +24,22 @@ class OffLoop:
 
     async def run(self, work: Callable[[], Result], param: str) -> Result:
         """`param`: the field of the request that it is about."""
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        begun = False
+
+        def begin() -> Result:
+            nonlocal begun
+            begun = True
+            return work()
+
+        running = asyncio.get_running_loop().run_in_executor(self._threads, begin)
         try:
             # Not `wait_for`: in Python 3.11 it takes no notice of being cancelled when the result is just there.
             async with asyncio.timeout(self._seconds):
                 return await running
         except TimeoutError:
+            if not begun:  # others' prompts took all the time
+                message = "The server is busy with the prompts of others: try again later."
+                raise ApiError(503, message, headers={"Retry-After": "5"}) from None
             raise bad_request(f"It took longer than {self._seconds:g} seconds to prepare this.", param) from None
         except ForerunError as error:
             raise bad_request(str(error), param) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Collection
 
 from starlette.datastructures import MutableHeaders
@@ -18,6 +19,7 @@ from forerun.serve.settings import ServeSettings
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARDS = frozenset({"0.0.0.0", "::"})
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 32 << 10
+HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:@/\[\]]+))(?::[0-9]{0,5})?")
 EXPOSED = "X-Request-Id, X-Forerun-Warning, Retry-After"
 
 
@@ -102,10 +104,9 @@ def _only(scope: Scope, name: bytes) -> str:
 
 
 def _name(host: str) -> str:
-    """Without the port, and without the brackets of an IPv6 address."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    """Without the port, and without the brackets of an IPv6 address; what is neither has no name."""
+    found = HOST.fullmatch(host)
+    return (found["address"] or found["name"]) if found else ""
 
 
 def _is_address(name: str) -> bool:

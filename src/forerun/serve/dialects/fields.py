@@ -12,6 +12,7 @@ from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
 from forerun.serve.chat_job import GenerationWish, OutputFormat, SamplingWish, Speculation, Thinking
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.strict import Strict
+from forerun.serve.several import Several
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # a token id as the key of a JSON object
@@ -36,7 +37,7 @@ class Extras(Strict):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     min_tokens: int = Field(default=0, ge=0, lt=2**31)
     ignore_eos: bool = False
-    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64)
+    stop_token_ids: Several[TokenId] = Field(default_factory=list, max_length=64)
     speculative: bool | int | str | SpeculativeWish | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -108,4 +109,6 @@ def speculation(value: bool | int | str | SpeculativeWish | None) -> Speculation
     if wish.draft not in DRAFT_CHOICES:
         names = ", ".join(DRAFT_CHOICES)
         raise bad_request(f"'speculative' must be a depth or one of {names}, not '{wish.draft}'.", "speculative")
+    if wish.draft == "off" and wish.depth:
+        raise bad_request("'speculative' is off, so it has no depth.", "speculative.depth")
     return Speculation(wish.draft, wish.depth)

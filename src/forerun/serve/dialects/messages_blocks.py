@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from forerun.serve.routes.chat_messages import FunctionName
 from forerun.serve.routes.strict import Strict
+from forerun.serve.several import Several
 
 
 class Block(Strict):
@@ -21,7 +22,7 @@ class TextBlock(Block):
 
     type: Literal["text"]
     text: str
-    citations: list[dict[str, Any]] | None = None
+    citations: Several[dict[str, Any]] | None = None
 
 
 class TextSource(Strict):
@@ -56,7 +57,7 @@ class SearchResultBlock(Block):
     type: Literal["search_result"]
     source: str
     title: str
-    content: list[TextBlock]
+    content: Several[TextBlock]
     citations: dict[str, Any] | None = None
 
 
@@ -111,7 +112,7 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[ResultContent] | None = None
+    content: str | Several[ResultContent] | None = None
     is_error: bool | None = None
     toolset_name: str | None = None
 
@@ -153,8 +154,8 @@ class CustomTool(Block):
     strict: bool | None = None
     eager_input_streaming: bool | None = None
     defer_loading: bool | None = None
-    input_examples: list[dict[str, Any]] | None = None
-    allowed_callers: list[str] | None = None
+    input_examples: Several[dict[str, Any]] | None = None
+    allowed_callers: Several[str] | None = None
 
 
 class ServerTool(Strict):

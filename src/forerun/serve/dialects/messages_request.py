@@ -10,6 +10,7 @@ from forerun.serve.dialects.fields import Extras
 from forerun.serve.dialects.messages_blocks import AnyBlock, AnyTool, TextBlock
 from forerun.serve.routes.openai_fields import StopString
 from forerun.serve.routes.strict import Strict
+from forerun.serve.several import Several
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
@@ -25,7 +26,7 @@ class Turn(Strict):
     """One message. The last two fields belong to messages of the system."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[AnyBlock] = ""
+    content: str | Several[AnyBlock] = ""
     clear_at: Literal["next_user_message", "never"] | None = None
     output_config: TurnOptions | None = None
 
@@ -70,16 +71,16 @@ class CountRequest(Extras):
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
     model: str
-    messages: list[Turn] = Field(min_length=1)
-    system: str | list[TextBlock] | None = None
-    tools: list[AnyTool] | None = None
+    messages: Several[Turn] = Field(min_length=1)
+    system: str | Several[TextBlock] | None = None
+    tools: Several[AnyTool] | None = None
     tool_choice: Choice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
     output_format: SchemaFormat | None = None
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
-    mcp_servers: list[dict[str, Any]] | None = None
+    mcp_servers: Several[dict[str, Any]] | None = None
     speed: str | None = None
     thread: dict[str, Any] | None = None
 
@@ -97,12 +98,12 @@ class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1, lt=2**31)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    stop_sequences: list[StopString] | None = None
+    stop_sequences: Several[StopString] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     container: str | dict[str, Any] | None = None
     inference_geo: str | None = None
     diagnostics: dict[str, Any] | None = None
-    fallbacks: list[dict[str, Any]] | str | None = None
+    fallbacks: Several[dict[str, Any]] | str | None = None
     safeguards: Any = None

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from forerun.serve.routes.chat_messages import FunctionName
 from forerun.serve.routes.strict import Strict
+from forerun.serve.several import Several
 
 
 class Text(Strict):
@@ -49,7 +50,7 @@ class Message(Item):
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: str | Several[Part]
     phase: str | None = None
 
 
@@ -79,7 +80,7 @@ class CallOutput(Item):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: str | list[Part]
+    output: str | Several[Part]
     name: str | None = None
     namespace: str | None = None
     caller: dict[str, Any] | None = None
@@ -89,8 +90,8 @@ class Reasoning(Item):
     """What the model thought; the summary is all there is where a client asked for one."""
 
     type: Literal["reasoning"]
-    summary: list[Text] = Field(default_factory=list)
-    content: list[Text] | None = None
+    summary: Several[Text] = Field(default_factory=list)
+    content: Several[Text] | None = None
     encrypted_content: str | None = None
 
 
@@ -104,7 +105,7 @@ class FunctionTool(Strict):
     strict: bool | None = None
     defer_loading: bool | None = None
     output_schema: dict[str, Any] | None = None
-    allowed_callers: list[str] | None = None
+    allowed_callers: Several[str] | None = None
 
 
 class OtherTool(Strict):
@@ -136,7 +137,7 @@ class Namespace(Strict):
     type: Literal["namespace"]
     name: FunctionName
     description: str | None = None
-    tools: list[
+    tools: Several[
         Annotated[
             Annotated[FunctionTool, Tag("function tool")] | Annotated[OtherTool, Tag("other tool")],
             Discriminator(_inner_tag),
@@ -157,7 +158,7 @@ class AdditionalTools(Item):
 
     type: Literal["additional_tools"]
     role: str
-    tools: list[AnyTool]
+    tools: Several[AnyTool]
 
 
 # Traces of tools and services that this server does not have; clients keep them in their history.

@@ -10,6 +10,7 @@ from forerun.serve.dialects.fields import Extras
 from forerun.serve.dialects.responses_items import AnyItem, AnyTool
 from forerun.serve.routes.openai_fields import StopString
 from forerun.serve.routes.strict import Strict
+from forerun.serve.several import Several
 
 
 class PlainFormat(Strict):
@@ -63,16 +64,16 @@ class AllowedTools(Strict):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[dict[str, Any]]
+    tools: Several[dict[str, Any]]
 
 
 class Prompt(Extras):
     """What decides the prompt, and so its number of tokens."""
 
     model: str | None = None
-    input: str | list[AnyItem] | None = None
+    input: str | Several[AnyItem] | None = None
     instructions: str | None = None
-    tools: list[AnyTool] | None = None
+    tools: Several[AnyTool] | None = None
     tool_choice: (
         Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None
     ) = None
@@ -93,11 +94,11 @@ class ResponsesRequest(Prompt):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    stop: StopString | list[StopString] | None = None
+    stop: StopString | Several[StopString] | None = None
     thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    include: list[str] | None = None
+    include: Several[str] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     background: bool | None = None

@@ -37,7 +37,7 @@ class Encoder(Protocol):
 
 async def start(request: Request, service: ChatService, job: ChatJob) -> ChatRun:
     """Queue it, unless the client leaves before that is done."""
-    return await unless_gone(request, service.start(job))
+    return await unless_gone(request, service.start(job), lambda run: run.close())
 
 
 async def whole_answer(request: Request, run: ChatRun, encoder: Encoder, headers: Mapping[str, str]) -> Response:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.strict import Strict
+from forerun.serve.several import Several
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
@@ -47,7 +48,7 @@ class RefusalPart(Strict):
 
 
 Part = Annotated[TextPart | RefusalPart, BeforeValidator(_no_media)]
-Text = str | Annotated[list[Part], Field(max_length=MAX_PARTS)]
+Text = str | Annotated[Several[Part], Field(max_length=MAX_PARTS)]
 
 
 class CalledFunction(Strict):
@@ -72,7 +73,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
     name: Annotated[str, StringConstraints(max_length=200)] | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
+    tool_calls: Annotated[Several[ToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None

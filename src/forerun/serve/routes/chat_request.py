@@ -12,6 +12,7 @@ from forerun.serve.errors import bad_request
 from forerun.serve.routes.chat_messages import MAX_MESSAGES, FunctionName, Message
 from forerun.serve.routes.openai_fields import LARGEST, MAX_TOP_LOGPROBS, GenerationFields
 from forerun.serve.routes.strict import Strict
+from forerun.serve.several import Several
 
 MAX_TOOLS = 512
 Budget = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -51,12 +52,12 @@ class ChatRequest(GenerationFields):
 
     model_config = ConfigDict(title="ChatCompletionRequest")
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[Several[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[Several[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: FunctionName | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
@@ -66,7 +67,7 @@ class ChatRequest(GenerationFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Several[Literal["text"]] | None = None
 
     def job(self, request_id: str | None) -> ChatJob:
         """For the pipeline."""
@@ -129,8 +130,10 @@ class ChatRequest(GenerationFields):
         enabled = options.pop("enable_thinking", thinking.enabled)
         if not isinstance(enabled, bool | None):
             raise bad_request("'enable_thinking' must be true or false.", "chat_template_kwargs")
-        budgets = [b for b in (self.thinking_budget, self.thinking_token_budget) if b is not None]
-        return Thinking(enabled, budgets[0] if budgets else thinking.budget)
+        budgets = {b for b in (self.thinking_budget, self.thinking_token_budget) if b is not None}
+        if len(budgets) > 1:
+            raise bad_request("'thinking_budget' and 'thinking_token_budget' differ.", "thinking_token_budget")
+        return Thinking(enabled, budgets.pop() if budgets else thinking.budget)
 
 
 def _tool(function: Function) -> Tool:

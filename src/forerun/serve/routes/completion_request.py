@@ -9,12 +9,13 @@ from pydantic import ConfigDict, Field
 from forerun.serve.completion_service import CompletionJob
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.openai_fields import LARGEST, MAX_TOP_LOGPROBS, GenerationFields, Id
+from forerun.serve.several import Several
 
 MAX_PROMPTS = 2048
 MAX_IDS = 4_000_000
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
-Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_IDS)]
+Ids = Annotated[Several[Id], Field(min_length=1, max_length=MAX_IDS)]
 
 
 class CompletionRequest(GenerationFields):
@@ -25,8 +26,8 @@ class CompletionRequest(GenerationFields):
     prompt: (
         str
         | Ids
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[Several[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[Several[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
     )
     suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, JsonValue, StringConstraints
 
-from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
-from forerun.serve.chat_job import GenerationWish, SamplingWish, Speculation
+from forerun.serve.chat_job import GenerationWish, SamplingWish
+from forerun.serve.dialects.fields import SpeculativeWish, speculation
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.output_fields import OutputFields
 from forerun.serve.routes.strict import Strict
+from forerun.serve.several import Several
 
 LARGEST = 2**31 - 1
 MAX_STOP_LENGTH = 1000
@@ -33,13 +34,6 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-
-
-class SpeculativeChoice(Strict):
-    """Who drafts, and how far."""
-
-    draft: Annotated[str, Field(max_length=50)] = "auto"
-    depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
 
 
 class GenerationFields(OutputFields):
@@ -67,12 +61,12 @@ class GenerationFields(OutputFields):
     n: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=1000)] | None = None
-    stop_token_ids: Annotated[list[Id], Field(max_length=1000)] | None = None
+    stop: StopString | Annotated[Several[StopString], Field(max_length=1000)] | None = None
+    stop_token_ids: Annotated[Several[Id], Field(max_length=1000)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
-    speculative: Annotated[str, Field(max_length=50)] | SpeculativeChoice | None = None
+    speculative: bool | int | Annotated[str, Field(max_length=50)] | SpeculativeWish | None = None
     return_token_details: bool | None = None
     skip_special_tokens: Literal[True] | None = None  # vLLM's clients send what is the only way here
     user: Annotated[str, Field(max_length=10_000)] | None = None
@@ -121,20 +115,10 @@ class GenerationFields(OutputFields):
             include_stop=bool(self.include_stop_str_in_output),
             ignore_eos=bool(self.ignore_eos),
             n=1 if self.n is None else self.n,
-            speculation=self.speculation(),
+            speculation=speculation(self.speculative),
             output=self.output(),
             **more,
         )
-
-    def speculation(self) -> Speculation:
-        """`speculative`: a word, or an object with draft and depth."""
-        wanted = self.speculative
-        if wanted is None:
-            return Speculation()
-        draft, depth = (wanted, None) if isinstance(wanted, str) else (wanted.draft, wanted.depth)
-        if draft not in DRAFT_CHOICES:
-            raise bad_request(f"'speculative' must be one of {', '.join(DRAFT_CHOICES)}, not '{draft}'.", "speculative")
-        return Speculation(draft, depth)
 
 
 def warning_header(warnings: Iterator[str]) -> dict[str, str]:

@@ -10,8 +10,9 @@ from pydantic import Field, JsonValue, StringConstraints
 from forerun.serve.chat_job import OutputFormat, OutputKind
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.strict import Strict
+from forerun.serve.several import Several
 
-Choices = Annotated[list[str], Field(min_length=1, max_length=10_000)]
+Choices = Annotated[Several[str], Field(min_length=1, max_length=10_000)]
 
 
 class JsonSchema(Strict):

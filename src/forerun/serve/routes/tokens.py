@@ -16,6 +16,7 @@ from forerun.serve.request_ids import request_id
 from forerun.serve.routes.chat_request import ChatRequest
 from forerun.serve.routes.openai_fields import Id, Name
 from forerun.serve.routes.strict import Strict
+from forerun.serve.several import Several
 
 MAX_IDS = 1_000_000
 
@@ -35,7 +36,7 @@ class DetokenizeRequest(Strict):
     """Token ids."""
 
     model: Name | None = None
-    tokens: Annotated[list[Id], Field(max_length=MAX_IDS)]
+    tokens: Annotated[Several[Id], Field(max_length=MAX_IDS)]
 
 
 def router(chats: ChatPipeline, models: ModelService, off_loop: OffLoop) -> APIRouter:
@@ -63,8 +64,7 @@ def router(chats: ChatPipeline, models: ModelService, off_loop: OffLoop) -> APIR
         """The text of ids, under both names."""
         models.check_name(body.model)
         model = models.loaded()
-        if any(token >= len(model.tokenizer) for token in body.tokens):
-            raise bad_request(f"Token ids end at {len(model.tokenizer) - 1}.", "tokens")
+        check_ids(body.tokens, model.tokenizer)
         text = await off_loop.run(lambda: str(model.tokenizer.decode(body.tokens)), "tokens")
         return {"content": text, "prompt": text}
 
@@ -75,6 +75,13 @@ def router(chats: ChatPipeline, models: ModelService, off_loop: OffLoop) -> APIR
         return {"prompt": (await chats.prompt(body.job(request_id(request)))).text}
 
     return routes
+
+
+def check_ids(ids: list[int], tokenizer: Any) -> None:
+    """All at once: a tokenizer takes long to say how many tokens it has."""
+    last = len(tokenizer) - 1
+    if max(ids, default=0) > last:
+        raise bad_request(f"Token ids end at {last}.", "tokens")
 
 
 def _ids(model: LoadedModel, text: str, special: bool) -> list[int]:
