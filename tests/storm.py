@@ -222,10 +222,13 @@ class Storm:
                 sequence.warnings
             )
             expected = plain_answer(alone, visit, sequence)
+            likely = [emission.logprob for emission in sequence.emissions]
+            assert likely == [emission.logprob for emission in expected.emissions][: len(likely)], visit
             if sequence.finish_reason in ("cancelled", "error"):
                 assert sequence.answer == expected.answer[: len(sequence.answer)], visit
                 assert (sequence.error is not None) == (sequence.finish_reason == "error")
-                assert sequence.error is None or sequence.id in self.struck, sequence.error
+                struck = sequence.id in self.struck or expected.error is not None  # a rule may leave nothing to choose
+                assert sequence.error is None or struck, sequence.error
             else:
                 assert (sequence.answer, sequence.finish_reason) == (expected.answer, expected.finish_reason), visit
                 assert sequence.error is None

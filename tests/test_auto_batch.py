@@ -11,6 +11,8 @@ from forerun.engine.engine import Engine
 from forerun.engine.sequence import Status
 from forerun.models.layers.decoder import Decoder
 from forerun.policy.batch import BatchPolicy
+from forerun.policy.controller import Controller
+from forerun.policy.costs import CostTable
 
 PROMPTS = [[5, 6, 7, 8] * 4, [40, 41] * 9, list(range(100, 120)), [9, 8, 7] * 5]
 
@@ -100,3 +102,19 @@ def test_a_named_arm_does_not_keep_the_others_from_being_timed(target: Decoder) 
             machine.step()
             ways.append(machine._batch.drafts(len(who), len(who)))
     assert any(ways) and not all(ways[:10])
+
+
+def test_who_is_left_out_is_judged_by_the_rounds_it_will_have(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a drafter whose drafts never leave a device, a constrained answer runs on the device: other costs."""
+    machine, _ = make(target, drafts=False)
+    tables = {True: CostTable(), False: CostTable()}
+    monkeypatch.setattr(machine.executor, "costs_of", lambda sequences: tables["mtp" in sequences[0].arms])
+    with torch.inference_mode():
+        first = machine.submit(request(PROMPTS[0], draft="auto", max_tokens=100), NoText())
+        while first.status is not Status.RUNNING:
+            machine.step()
+        second = machine.submit(request(PROMPTS[1], draft="auto", max_tokens=4), NoText())
+        while second.status is not Status.RUNNING:
+            machine.step()
+    for sequence, costs in ((first, tables[True]), (second, tables[False])):
+        assert isinstance(sequence.policy, Controller) and sequence.policy.costs is costs

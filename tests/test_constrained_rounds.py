@@ -150,6 +150,22 @@ def test_a_row_that_is_not_reached_may_have_nothing_to_choose_from(target: Decod
     machine.release(mine)
 
 
+@pytest.mark.parametrize("accept", ["coupled", "rejection"])
+def test_tokens_before_a_row_with_nothing_to_choose_from_are_emitted(target: Decoder, accept: str) -> None:
+    """As plain decoding does before it fails."""
+    machine = engine(target)
+    machine.drafters.by_name["lookup"] = Scripted(lambda text, depth: [11, 12, 13][:depth])
+    rule: Rule = lambda answer: [9] if answer[-1:] == (12,) else [10 + len(answer)]  # noqa: E731 - and 9 is suppressed
+    options: dict[str, Any] = {"suppress": frozenset({9}), "accept": accept}
+    found = []
+    for draft in ("off", "lookup"):
+        one = machine.submit(request(PROMPT, draft=draft, **options), NoText(), ByRule(rule, VOCAB))
+        finish(machine, [one])
+        found.append((one.answer, str(one.error)))
+        machine.release(one)
+    assert found[0] == found[1] and found[0][0] == [10, 11, 12]
+
+
 def exact(model: Decoder, rule: Rule, length: int, settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
     """The probability of every answer of `length` tokens."""
     params = SamplingParams(**settings)

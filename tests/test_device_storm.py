@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from device_engines import DEVICE, SLOW, device_engine, tiny_folder, tiny_head
-from storm import Storm, random_visit
+from engines import VOCAB
+from rules import random_rule
+from storm import Storm, Visit, random_visit
 from tiny_qwen import random_model, save_model
 
 pytestmark = [
@@ -19,10 +22,24 @@ pytestmark = [
 ARMS, FAULTS = ["off", "lookup", "mtp", "auto"], ["open", "feed", "observe", "ready", "close", "propose", "sink"]
 
 
+def constrain(number: int, visit: Visit) -> None:
+    """Some follow rules, some faults are their rules'; some go the host's way beside the others, some now and then."""
+    wish = visit.request
+    if number % 3:
+        visit.rule = random_rule(number % 7, VOCAB)
+        visit.fault = "masks" if visit.fault == "open" else "legal" if visit.fault == "close" else visit.fault
+    if number % 5 == 0:
+        wish = replace(wish, logprobs=number % 3, prompt_logprobs=number % 2 == 0)
+    if number % 4 == 0:  # of which only the distribution is plain decoding's where it is not greedy
+        wish = replace(wish, accept="rejection", sampling=replace(wish.sampling, temperature=0.0))
+    visit.request = wish
+
+
 @pytest.mark.parametrize("count", [pytest.param(200 if DEVICE.type == "cuda" else 40, marks=SLOW), 6])
 @pytest.mark.parametrize("kind", ["dense", pytest.param("hybrid", marks=SLOW)])
+@pytest.mark.parametrize("constrained", [False, pytest.param(True, marks=SLOW)])
 def test_every_answer_is_the_one_it_would_be_alone(
-    kind: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    constrained: bool, kind: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forerun.engine.scheduler.DEFAULT_ANSWER", 4)  # answers without a maximum must grow
     if kind == "dense":
@@ -36,6 +53,9 @@ def test_every_answer_is_the_one_it_would_be_alone(
     alone = device_engine(folder, None, rounds=False, **sizes)
     dice = random.Random(count)
     visits = [random_visit(dice, ARMS, FAULTS, tokens, arrives=number // 2) for number in range(count)]
+    if constrained:
+        for number, visit in enumerate(visits):
+            constrain(number, visit)
     storm = Storm(engine, visits)
     if count > 6:
         storm.break_passes({20: RuntimeError("no pass"), 31: torch.OutOfMemoryError("no memory")})

@@ -199,7 +199,9 @@ class HostExecutor:
             q = torch.nn.functional.pad(q, (0, p.shape[1] - q.shape[1]))
         found = accept_rejection(p, turn.draft.tokens, q, turn.sequence.request.sampling, len(turn.sequence.tokens))
         if bad is not None and found[0] >= bad.row:
-            raise ForerunError(str(bad))
+            if not bad.row:
+                raise ForerunError(str(bad))
+            return bad.row - 1, turn.draft.tokens[bad.row - 1]  # accepted: it ends the round
         return found
 
     def _keep(self, turn: Turn, output: Output, count: int) -> None:
