@@ -13,7 +13,10 @@ from serve_fakes import FakeEngine, app_for, call, live
 from tiny import tiny_tokenizer
 
 from forerun.errors import ForerunError
+from forerun.sample.constraint import ConstraintStuck
 from forerun.sample.grammar import GrammarVocabulary, compile_grammar
+from forerun.serve.engine_room import client_error
+from forerun.serve.errors import ApiError
 from forerun.serve.json_size import CONTAINER, JsonSize
 from forerun.serve.routes import tokens
 
@@ -145,6 +148,23 @@ def test_forms_that_nothing_has_are_refused_before_the_answer(kind: Any, value: 
     """They were the server's fault, in the middle of the answer."""
     with pytest.raises(ForerunError, match="nothing can match it"):
         compile_grammar(GrammarVocabulary(tiny_tokenizer(), 290, (2, 0)), kind, value)
+
+
+def test_a_grammar_that_grows_too_large_on_the_way_is_its_senders_fault() -> None:
+    """It was a 500."""
+
+    class Stuck:
+        def is_error(self) -> bool:
+            return True
+
+        def get_error(self) -> str:
+            return "lexer error: too many expressions constructed\nat 0xdeadbeef"
+
+    grammar = compile_grammar(GrammarVocabulary(tiny_tokenizer(), 290, (2, 0)), "regex", "a+")
+    with pytest.raises(ConstraintStuck, match="too many expressions") as found:
+        grammar.start(frozenset({2}))._check(Stuck())  # type: ignore[arg-type]
+    error = client_error(found.value)
+    assert isinstance(error, ApiError) and error.status == 400 and "0x" not in error.message
 
 
 def test_thousands_of_choices() -> None:
