@@ -185,6 +185,8 @@ def test_thousands_of_choices() -> None:
         ({"thinking_budget": 5, "thinking_token_budget": 6}, "thinking_token_budget"),
         ({"speculative": {"draft": "off", "depth": 3}}, "speculative.depth"),
         ({"speculative": 99}, "speculative"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"structured_outputs": {"grammar": "start: nosuch"}}, "structured_outputs.grammar"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "odd"}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}]}, "tools"),
@@ -209,3 +211,14 @@ def test_a_depth_alone(path: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1:80@evil.example", "[::1].evil.example", "[::1", "127.0.0.1:x", "[]"])
 def test_hosts_that_only_begin_like_ours(address: str, host: str) -> None:
     assert call(address, "/health", headers={"Host": host}).status == 403
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template", CHAT, TEXT, MESSAGES, RESPONSES])
+def test_half_characters_are_refused_everywhere(address: str, path: str) -> None:
+    """One route had a 500 for them."""
+    lone = '"\\ud800"'
+    fields = f'"content":{lone},"prompt":{lone},"input":{lone},"tokens":[{lone}]'
+    bodies = [f"{{{part}}}" for part in fields.split(",")]
+    bodies += [f'{{"model":"tiny","max_tokens":1,"messages":[{{"role":"user","content":{lone}}}]}}']
+    for body in bodies:
+        assert call(address, path, body).status == 400, body
