@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from device_engines import DEVICE, SLOW, device_engine, device_of, tiny_folder, tiny_head
+from engines import NoText, finish, request
 from tiny_qwen import tiny_qwen
 
 from forerun.cache.device_recurrent import DeviceStates
@@ -15,7 +17,8 @@ from forerun.cache.pages import SequenceCache
 from forerun.engine.engine import Engine
 from forerun.engine.graphs import GraphedTarget
 from forerun.engine.host import HostExecutor
-from forerun.models.layers.rows import make_pass
+from forerun.engine.sequence import Status
+from forerun.models.layers.rows import Output, Pass, make_pass
 
 # Rows that nobody looks at may overflow; the interpreter says so.
 pytestmark = [
@@ -95,3 +98,35 @@ def target_of(engine: Engine) -> GraphedTarget:
 def pages_of(engine: Engine) -> list[tuple[torch.Tensor, int]]:
     """Keys and values of the first layer, and which dimension is the page's."""
     return [(engine.pool.layers[0].keys, -1), (engine.pool.layers[0].values, -2)]
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="what spoils memory here would become part of captured graphs")
+@torch.inference_mode()
+def test_a_round_of_the_host_leaves_the_features_of_a_prompt_alone(tmp_path: Path) -> None:
+    """Graphs share their memory: what one gave is overwritten by another. Drafters see it after the host's round."""
+    folder = tiny_folder(tmp_path / "model")
+    engine = device_engine(folder, tiny_head(tmp_path / "head", folder))
+    usual, last = engine.model.forward, []
+
+    def forward(batch: Pass) -> Output:
+        for tensor in last:
+            tensor.fill_(float("nan"))
+        output = usual(batch)
+        last[:] = [tensor for tensor in (output.logits, output.features) if tensor is not None]
+        return output
+
+    engine.model.forward = forward  # type: ignore[method-assign]
+    drafter: Any = engine.drafters.by_name["mtp"]
+    feed, fed = drafter.feed, []
+
+    def keep(sequence_id: int, features: torch.Tensor) -> None:
+        fed.append(bool(features.isfinite().all()))
+        feed(sequence_id, features)
+
+    drafter.feed = keep
+    by_host = engine.submit(replace(request([5, 6, 7], max_tokens=5), logprobs=0), NoText())
+    while by_host.status is not Status.RUNNING:
+        engine.step()
+    drafted = engine.submit(request([9, 8, 7], max_tokens=3, draft="mtp", draft_tokens=1), NoText())
+    finish(engine, [by_host, drafted])
+    assert by_host.error is None and drafted.error is None and fed and all(fed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ from test_models import load, run
 from tiny_gemma import FULL, VARIANTS, WINDOW, random_gemma, save_gemma
 
 from forerun.cache.pages import PagePool, SequenceCache
+from forerun.errors import ForerunError
+from forerun.inspection import count_parameters
 from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.reference import ReferenceKernels
+from forerun.models.families import read_config
 from forerun.models.layers.rows import make_pass
+from forerun.weights.config_reader import ConfigReader
 
 LENGTH = 45
 TOKENS = torch.randint(0, 290, (3, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
@@ -107,3 +112,34 @@ def test_int8_weights_are_near_and_rows_keep_their_bits(variant: str, tmp_path: 
     assert torch.equal(wide, steps)
     expected = expected_logits(oracle, TOKENS[0])[20:28]
     assert torch.nn.functional.cosine_similarity(wide, expected).mean() > 0.93
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a layer that cannot read": (
+        {"per_layer_config": {"2": {"head_dim": 32}, "4": {"head_dim": 8}, "5": {"head_dim": 32}}},
+        "layer 4 cannot read the keys of its kind",
+    ),
+    "another key": ({"per_layer_config": {"2": {"sliding_window": 3}}}, "changes 'sliding_window'"),
+    "a layer too many": ({"per_layer_config": {"6": {"head_dim": 32}}}, "names layer '6'"),
+    "nobody to share with": ({"num_kv_shared_layers": 6}, "no (full|sliding)_attention layer is left"),
+    "kinds": ({"layer_types": [FULL] * 5}, "must name 6 layers"),
+    "attention in both directions": ({"use_bidirectional_attention": "all"}, "'all' is not supported"),
+    "another activation": ({"hidden_activation": "silu"}, "'silu' is not supported"),
+    "a strange rotation": ({"rope_parameters": {FULL: {"rope_type": "spiral"}}}, "'spiral' is not supported"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_configs_that_cannot_be_are_refused_by_name(wrong: str) -> None:
+    changes, words = WRONG[wrong]
+    config = json.loads(random_gemma("E4B").config.to_json_string()) | changes
+    with pytest.raises(ForerunError, match=words):
+        read_config(ConfigReader(config, "config.json"))
+
+
+def test_parameters_are_those_of_the_file(tmp_path: Path) -> None:
+    """All but the vectors: norms and scalars."""
+    oracle = random_gemma("E4B")
+    model = load(save_gemma(tmp_path, oracle), ReferenceKernels())
+    tensors = oracle.state_dict().items()
+    assert count_parameters(model) == sum(t.numel() for name, t in tensors if t.dim() > 1 and name != "lm_head.weight")

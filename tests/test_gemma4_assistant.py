@@ -9,22 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-from engines import VOCAB, decoder, engine, request, run
+from engines import VOCAB, NoText, decoder, engine, finish, request, run
+from rules import ByRule, random_rule
 from storm import Storm, random_visit
 from test_models import load
 from test_models import run as feed
 from tiny_gemma import FULL, SLIDING, VARIANTS, WINDOW, random_assistant, random_gemma, save_assistant, save_gemma
 
+from forerun.bench.random_model import ASSISTANTS, SHAPES
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.assistant import AssistantDrafter
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.reference import ReferenceKernels
+from forerun.models.families import read_config
 from forerun.models.gemma4_assistant import build_assistant, fitting_layers, read_assistant
+from forerun.models.layers.config import AttentionConfig
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Pass, last_rows
 from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.config import read_config as read_json
+from forerun.weights.config_reader import ConfigReader
 
 CPU = torch.device("cpu")
 KERNELS = {"cpu": lambda: CpuKernels(quantize=False), "reference": ReferenceKernels}
@@ -127,10 +133,7 @@ def test_what_does_not_fit_is_named(wrong: str, tmp_path: Path) -> None:
     model = load(save_gemma(tmp_path / "t", target), ReferenceKernels())
     folder = save_assistant(tmp_path / "a", random_assistant(target, **MISFITS[wrong]))
     (folder / "model.safetensors").unlink()  # it is found out before weights are read
-    from forerun.weights.config import read_config
-    from forerun.weights.config_reader import ConfigReader
-
-    config = read_assistant(ConfigReader(read_config(folder), str(folder / "config.json")))
+    config = read_assistant(ConfigReader(read_json(folder), str(folder / "config.json")))
     with pytest.raises(ForerunError, match="does not fit the model") as caught:
         fitting_layers(config, model.config)
     assert wrong in str(caught.value) and str(folder) in str(caught.value)
@@ -257,3 +260,30 @@ def test_rejection_has_the_distribution_of_plain_sampling(trained: tuple[Decoder
         pairs.append((len(found) - sum(counts[key] for key in cells), rest))
     statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in pairs)
     assert len(pairs) > 1 and statistic < chi2.ppf(0.9999, len(pairs) - 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@torch.inference_mode()
+def test_constraints_hold_with_drafts_and_without(trained: tuple[Decoder, Path], temperature: float) -> None:
+    asked = {"temperature": temperature, "seed": 5, "max_tokens": 16}
+
+    def answers(machine: Engine, **options: Any) -> list[list[int]]:
+        wish = request(PROMPTS[0], **asked, **options)
+        found = [machine.submit(wish, NoText(), ByRule(random_rule(seed, VOCAB), VOCAB)) for seed in range(3)]
+        finish(machine, found)
+        assert not any(sequence.error or sequence.warnings for sequence in found)
+        return [sequence.answer for sequence in found]
+
+    plain = answers(engine(trained[0]))
+    assert answers(assisted(*trained), draft="assistant", draft_tokens=4) == plain
+    assert len({tuple(answer) for answer in plain}) > 1, "the rules are felt"
+
+
+@pytest.mark.parametrize("name", ASSISTANTS)
+def test_the_shapes_of_measurements_are_those_of_real_pairs(name: str) -> None:
+    """An assistant's layers read the last layer of their kind that has keys and values of its own."""
+    target = read_config(ConfigReader(SHAPES[name], name))
+    layers = fitting_layers(read_assistant(ConfigReader(ASSISTANTS[name], name)), target)
+    sources = [layer.mixer.source for layer in layers if isinstance(layer.mixer, AttentionConfig)]
+    last = {"Gemma-4-E4B": 23, "Gemma-4-12B": 47, "Gemma-4-26B-A4B": 29}[name]
+    assert sources == [last - 1] * 3 + [last]

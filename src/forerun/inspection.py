@@ -90,8 +90,8 @@ def describe(loaded: LanguageModel) -> CheckReport:
 
 
 def count_parameters(decoder: Decoder) -> int:
-    """Weights of matrices and the embedding; a tied output matrix counts once."""
-    total = decoder.embedding.numel()
+    """Weights of matrices and embeddings; a tied output matrix counts once."""
+    total = decoder.embedding.numel() + (0 if decoder.per_layer is None else decoder.per_layer.table.numel())
     if not decoder.config.tied:
         total += decoder.head.shape[0] * decoder.head.shape[1]
     return total + sum(matrix.shape[0] * matrix.shape[1] for matrix in decoder.block_matrices())

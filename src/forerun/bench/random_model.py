@@ -56,6 +56,27 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def assistant_shape(target: dict[str, Any], size: int, inner: int, heads: int, clusters: int = 0) -> dict[str, Any]:
+    """The config of an assistant for a target: three layers with a window, one without."""
+    kept = ("vocab_size", "head_dim", "global_head_dim", "num_key_value_heads", "num_global_key_value_heads")
+    text = {name: target[name] for name in (*kept, "attention_k_eq_v", "sliding_window") if name in target} | {
+        "model_type": target["model_type"], "hidden_size": size, "intermediate_size": inner,
+        "num_attention_heads": heads, "num_hidden_layers": 4, "num_kv_shared_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "hidden_size_per_layer_input": 0,
+    }  # fmt: skip
+    return {
+        "model_type": "gemma4_assistant", "text_config": text, "backbone_hidden_size": target["hidden_size"],
+        "use_ordered_embeddings": clusters > 0, "num_centroids": clusters or 2048, "centroid_intermediate_top_k": 32,
+    }  # fmt: skip
+
+
+ASSISTANTS = {
+    "Gemma-4-E4B": assistant_shape(SHAPES["Gemma-4-E4B"], 256, 2048, 4, clusters=2048),
+    "Gemma-4-12B": assistant_shape(SHAPES["Gemma-4-12B"], 1024, 8192, 16),
+    "Gemma-4-26B-A4B": assistant_shape(SHAPES["Gemma-4-26B-A4B"], 1024, 8192, 16),
+}
+
+
 class RandomCheckpoint(Checkpoint):
     """Every tensor that is asked for exists, in the shape that is asked for; a name always gives the same numbers."""
 
@@ -82,6 +103,11 @@ class RandomCheckpoint(Checkpoint):
             return centre + 0.1 * torch.randn(shape, generator=generator, device=self.device)
         size = 0.5 if name.endswith("conv1d.weight") else shape[-1] ** -0.5
         return torch.randn(shape, generator=generator, device=self.device, dtype=torch.bfloat16) * size
+
+    def integers(self, name: str) -> torch.Tensor:  # noqa: ARG002
+        """The order of an assistant's tokens."""
+        vocab = self.config["text_config"]["vocab_size"]
+        return torch.randperm(vocab, generator=torch.Generator().manual_seed(0))
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
         """Nothing can be left over."""

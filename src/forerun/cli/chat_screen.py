@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-ARM_STYLES = {"mtp": "green", "lookup": "cyan", "long lookup": "bright_blue", "model": "magenta"}
+ARM_STYLES = {"mtp": "green", "assistant": "green", "lookup": "cyan", "long lookup": "bright_blue", "model": "magenta"}
 OTHER_ARM = "yellow"
 THOUGHT = "dim italic"
 FRAME = 0.08  # seconds between two pictures of the block in the making

@@ -188,7 +188,7 @@ class GraphedPrompts:
         return first and batch.rows.width <= PROMPTS[-1] and batch.wanted is not None
 
     def forward(self, batch: Pass) -> Output:
-        """As `Decoder.forward`. What comes out is overwritten by the next pass."""
+        """As `Decoder.forward`. The logits are overwritten by the next pass."""
         rows, count = batch.rows, len(batch.tokens)
         assert batch.wanted is not None
         key = (next(size for size in PROMPTS if size >= count), batch.features)
@@ -207,7 +207,8 @@ class GraphedPrompts:
             assert rows.staged is not None
             staged = self.state[1]
             rows.staged.state, rows.staged.inputs = staged.state, staged.inputs  # committed before the next pass
-        features = None if output.features is None else output.features[:count]
+        # Drafters see them when the round is delivered: the host may run another pass before.
+        features = None if output.features is None else output.features[:count].clone()
         return Output(output.logits, features)
 
     def _capture(self, count: int, features: bool) -> Replay[Output]:

@@ -65,6 +65,10 @@ def read_config(config: ConfigReader) -> DecoderConfig:
     shapes, shared = layer_shapes(text), text.integer("num_kv_shared_layers", 0, low=0)
     first = len(shapes) - shared  # that reads the keys and values of another
     sources = {kind: last_of_kind(shapes[: max(0, first)], kind, text) for kind in {s.kind for s in shapes[first:]}}
+    for index in range(first, len(shapes)):
+        source = shapes[sources[shapes[index].kind]].heads
+        if source.size != shapes[index].heads.size or shapes[index].heads.heads % source.kv_heads:
+            raise ForerunError(f"{text.name('num_kv_shared_layers')}: layer {index} cannot read the keys of its kind")
     usual = 256 if "hidden_size_per_layer_input" not in text.values else 0  # null means none, absence does not
     size = 0 if unified else text.integer("hidden_size_per_layer_input", usual, low=0)
     hidden = text.integer("hidden_size")

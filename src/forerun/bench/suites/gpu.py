@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.bench.random_model import SHAPES, RandomCheckpoint
+from forerun.bench.random_model import ASSISTANTS, SHAPES, RandomCheckpoint
 from forerun.bench.timing import captured, device_seconds, wall_seconds
 from forerun.cache.pages import PagePool
 from forerun.device import plan_machine
+from forerun.draft.assistant import AssistantDrafter
 from forerun.draft.mtp_device import MtpDeviceHalf
 from forerun.draft.protocol import Drafter
 from forerun.engine.device import DeviceExecutor, device_executor
@@ -33,6 +34,7 @@ from forerun.kernels.interface import PassRows
 from forerun.kernels.matrix import FloatMatrix
 from forerun.loading import attach_head, graphed, load_model
 from forerun.models.families import build
+from forerun.models.gemma4_assistant import build_assistant, read_assistant
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import Pass
 from forerun.policy.costs import CostTable
@@ -55,6 +57,7 @@ class Subject:
     name: str
     engine: Engine
     head: MtpHead | None
+    assisted: bool = False
 
 
 def random_subject(name: str) -> Subject:
@@ -68,10 +71,14 @@ def random_subject(name: str) -> Subject:
         head.vocabulary = torch.arange(DRAFT_VOCABULARY, device=machine.device)
         head.output = decoder.kernels.matrix(decoder.output_rows(head.vocabulary).to(machine.dtype), None)
         drafters["mtp"] = attach_head(head, decoder, pool, vocab, CONTEXT)
+    if name in ASSISTANTS:
+        own = RandomCheckpoint(ASSISTANTS[name], machine.device)
+        assistant = build_assistant(read_assistant(own.reader), own, decoder, "n-1")
+        drafters["assistant"] = AssistantDrafter(assistant, pool, vocab)
     costs = CostTable()
     executor = device_executor(graphed(decoder, pool, CONTEXT), drafters, vocab, costs)
     engine = Engine(decoder, pool, drafters, vocab=vocab, context=CONTEXT, costs=costs, executor=executor)
-    return Subject(name, engine, head)
+    return Subject(name, engine, head, name in ASSISTANTS)
 
 
 def device_of(engine: Engine) -> DeviceExecutor:
@@ -124,7 +131,7 @@ def rounds_of(
         walls.append((time.perf_counter() - began) / (steps // 5))
     engine.settle()
     drafts = depth or 0
-    shape = Shape(1, 1 + drafts, draft == "mtp", sampling.filtered, sampling.needs_edits, drafts)
+    shape = Shape(1, 1 + drafts, draft in ("mtp", "assistant"), sampling.filtered, sampling.needs_edits, drafts)
     rounds = device_of(engine).rounds
     graph_seconds = device_seconds(lambda: rounds.launch(shape))
     stop(engine)
@@ -169,6 +176,20 @@ def draft_seconds(subject: Subject) -> float:
     return seconds
 
 
+def assistant_seconds(engine: Engine) -> float:
+    """Device seconds of one step of an assistant: what four drafts add to a round."""
+    running(engine, "assistant", 4)
+    engine.settle()
+    rounds, seconds = device_of(engine).rounds, []
+    for drafts in (4, 0):
+        shape = Shape(1, 5, True, False, False, drafts)
+        if shape not in rounds:
+            rounds.capture(shape)
+        seconds.append(device_seconds(partial(rounds.launch, shape)))
+    stop(engine)
+    return (seconds[0] - seconds[1]) / 4
+
+
 def measure_subject(subject: Subject) -> dict[str, float]:
     """All cells of one model."""
     engine = subject.engine
@@ -181,6 +202,11 @@ def measure_subject(subject: Subject) -> dict[str, float]:
     cells["filtered_over_plain"] = cells["filtered_wall_ms"] / cells["plain_wall_ms"]
     cells["pass_1_ms"], cells["pass_8_ms"] = (1e3 * pass_seconds(engine, width) for width in (1, 8))
     cells["width_8_over_1"] = cells["pass_8_ms"] / cells["pass_1_ms"]
+    if subject.assisted:
+        cells["draft_step_ms"] = 1e3 * assistant_seconds(engine)
+        cells["draft_step_over_plain"] = cells["draft_step_ms"] / cells["plain_ms"]
+        wall, device = rounds_of(engine, "assistant", 4)
+        cells |= {"assistant_4_ms": 1e3 * device, "assistant_4_wall_ms": 1e3 * wall}
     if subject.head is not None:
         cells["draft_step_ms"] = 1e3 * draft_seconds(subject)
         cells["draft_step_over_plain"] = cells["draft_step_ms"] / cells["plain_ms"]
@@ -221,7 +247,7 @@ def transformers_seconds(config: dict[str, Any] | None, folder: str | None, best
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--only", choices=SUBJECTS)
+    parser.add_argument("--only", choices=(*SUBJECTS, *ASSISTANTS))
     parser.add_argument("--model", default="smollm2", help="the built-in model, or where its file is")
     parser.add_argument("--peer", choices=PEERS, default="eager", help="transformers beside it")
 
@@ -231,15 +257,14 @@ def measure(options: Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     table: dict[str, dict[str, float]] = {}
     with torch.inference_mode():
-        for name in SUBJECTS:
-            if options.only in (None, name):
-                subject = built_in(options.model) if name == "smollm2" else random_subject(name)
-                table[name] = cells = measure_subject(subject)
-                show(name, cells)
-                del subject
-                torch.cuda.empty_cache()
-                for peer in PEERS[options.peer]:
-                    cells |= beside(name, peer, options.model, cells["plain_wall_ms"])
+        for name in SUBJECTS if options.only is None else (options.only,):
+            subject = built_in(options.model) if name == "smollm2" else random_subject(name)
+            table[name] = cells = measure_subject(subject)
+            show(name, cells)
+            del subject
+            torch.cuda.empty_cache()
+            for peer in PEERS[options.peer]:
+                cells |= beside(name, peer, options.model, cells["plain_wall_ms"])
     return table
 
 

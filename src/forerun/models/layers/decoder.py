@@ -75,11 +75,13 @@ class Decoder:
         """Bytes held by matrices and the embedding table."""
         total = self.head.bytes + self.embedding.nbytes
         if self.per_layer is not None:
-            total += self.per_layer.table.nbytes + self.per_layer.project.bytes
+            total += self.per_layer.table.nbytes
         return total + sum(matrix.bytes for matrix in self.block_matrices())
 
     def block_matrices(self) -> Iterator[Matrix]:
-        """The matrices of all layers."""
+        """The matrices of all layers, and what makes their own inputs."""
+        if self.per_layer is not None:
+            yield self.per_layer.project
         for layer in self.layers:
             yield from layer.matrices()
 
