@@ -30,6 +30,7 @@ class FakeServer(ThreadingHTTPServer):
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.key: str | None = None
+        self.models = b'{"data": [{"id": "tiny"}]}'
         self.lines = stream_of(
             chunk({"role": "assistant", "content": ""}),
             chunk({"reasoning_content": "hm"}),
@@ -48,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
     server: FakeServer
 
     def do_GET(self) -> None:
-        self._send("application/json", b'{"data": [{"id": "tiny"}]}')
+        self._send("application/json", self.server.models)
 
     def do_POST(self) -> None:
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -159,3 +160,18 @@ def test_text_whose_tokens_do_not_add_up_is_shown_as_it_is() -> None:
         Piece("é", "mtp")
     ]
     assert list(pieces({"delta": {"content": None}})) == []
+
+
+@pytest.mark.parametrize("models", [b"<html>", b"{}", b"[]", b'{"data": []}', b'{"data": null}', b"\xff"])
+def test_an_address_that_is_something_else_is_one_line(server: FakeServer, models: bytes) -> None:
+    """It was a traceback."""
+    server.models = models
+    with pytest.raises(ForerunError, match="lists no models"):
+        RemoteTalker(server.url, None)
+
+
+def test_an_answer_that_breaks_off_is_not_taken_for_whole(server: FakeServer) -> None:
+    server.lines = server.lines.partition(b"data: [DONE]")[0]
+    reply = RemoteTalker(server.url, None).answer(USER, GenerationOptions())
+    with pytest.raises(ForerunError, match="in the middle of the answer"), reply:
+        list(reply)

@@ -152,6 +152,21 @@ def test_a_drafter(target: Decoder, alone: list[list[int]], caplog: pytest.LogCa
     assert sum("switched off" in record.message for record in caplog.records) == 1
 
 
+def test_a_drafter_that_is_not_there(target: Decoder) -> None:
+    """The client learns which there are, and not where the server looked for it."""
+
+    async def main() -> None:
+        model = language_model(target)
+        model.engine.drafters.unavailable["mtp"] = "/a/secret/folder has no MTP head"
+        async with serving(model) as local:
+            with pytest.raises(ApiError) as refused:
+                await ask(local, request([5, 6, 7], draft="mtp"))
+        assert (refused.value.status, refused.value.param) == (400, "speculative")
+        assert "lookup" in refused.value.message and "secret" not in refused.value.message
+
+    asyncio.run(main())
+
+
 def test_a_drafter_that_is_never_right_is_one_loud_line(target: Decoder, caplog: pytest.LogCaptureFixture) -> None:
     model = language_model(target)
     model.engine.drafters.by_name["lookup"] = Scripted(lambda text, depth: [4] * depth)

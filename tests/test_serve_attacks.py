@@ -13,7 +13,10 @@ from serve_fakes import FakeEngine, app_for, call, live
 from tiny import tiny_tokenizer
 
 from forerun.errors import ForerunError
+from forerun.sample.constraint import ConstraintStuck
 from forerun.sample.grammar import GrammarVocabulary, compile_grammar
+from forerun.serve.engine_room import client_error
+from forerun.serve.errors import ApiError
 from forerun.serve.json_size import CONTAINER, JsonSize
 from forerun.serve.routes import tokens
 
@@ -147,6 +150,23 @@ def test_forms_that_nothing_has_are_refused_before_the_answer(kind: Any, value: 
         compile_grammar(GrammarVocabulary(tiny_tokenizer(), 290, (2, 0)), kind, value)
 
 
+def test_a_grammar_that_grows_too_large_on_the_way_is_its_senders_fault() -> None:
+    """It was a 500."""
+
+    class Stuck:
+        def is_error(self) -> bool:
+            return True
+
+        def get_error(self) -> str:
+            return "lexer error: too many expressions constructed\nat 0xdeadbeef"
+
+    grammar = compile_grammar(GrammarVocabulary(tiny_tokenizer(), 290, (2, 0)), "regex", "a+")
+    with pytest.raises(ConstraintStuck, match="too many expressions") as found:
+        grammar.start(frozenset({2}))._check(Stuck())  # type: ignore[arg-type]
+    error = client_error(found.value)
+    assert isinstance(error, ApiError) and error.status == 400 and "0x" not in error.message
+
+
 def test_thousands_of_choices() -> None:
     tokenizer = tiny_tokenizer()
     choices = [f"{'a' * (number % 14)}{number}" for number in range(4096)]
@@ -165,6 +185,8 @@ def test_thousands_of_choices() -> None:
         ({"thinking_budget": 5, "thinking_token_budget": 6}, "thinking_token_budget"),
         ({"speculative": {"draft": "off", "depth": 3}}, "speculative.depth"),
         ({"speculative": 99}, "speculative"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"structured_outputs": {"grammar": "start: nosuch"}}, "structured_outputs.grammar"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "odd"}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}]}, "tools"),
@@ -189,3 +211,14 @@ def test_a_depth_alone(path: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1:80@evil.example", "[::1].evil.example", "[::1", "127.0.0.1:x", "[]"])
 def test_hosts_that_only_begin_like_ours(address: str, host: str) -> None:
     assert call(address, "/health", headers={"Host": host}).status == 403
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template", CHAT, TEXT, MESSAGES, RESPONSES])
+def test_half_characters_are_refused_everywhere(address: str, path: str) -> None:
+    """One route had a 500 for them."""
+    lone = '"\\ud800"'
+    fields = f'"content":{lone},"prompt":{lone},"input":{lone},"tokens":[{lone}]'
+    bodies = [f"{{{part}}}" for part in fields.split(",")]
+    bodies += [f'{{"model":"tiny","max_tokens":1,"messages":[{{"role":"user","content":{lone}}}]}}']
+    for body in bodies:
+        assert call(address, path, body).status == 400, body

@@ -134,7 +134,7 @@ def test_thinking_is_switched_by_any_of_the_fields(engine: FakeEngine, address: 
 def test_unknown_template_options_are_refused(address: str) -> None:
     for name in ("tokenize", "messages", "colour", "__class__"):
         reply = call(address, "/v1/chat/completions", {"messages": ASK, "chat_template_kwargs": {name: True}})
-        assert reply.status == 400
+        assert (reply.status, reply.error["param"]) == (400, "chat_template_kwargs")
 
 
 def test_a_message_is_continued(engine: FakeEngine, address: str) -> None:

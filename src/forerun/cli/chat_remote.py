@@ -33,8 +33,10 @@ class RemoteTalker:
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        models = json.loads(self._ask("GET", "/models").read())
-        self.name = str(models["data"][0]["id"])
+        try:
+            self.name = str(json.loads(self._ask("GET", "/models").read())["data"][0]["id"])
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            raise ForerunError(f"{self._address} lists no models: is it a server for OpenAI's clients?") from error
 
     def check(self, options: GenerationOptions) -> None:
         options.sampling()
@@ -168,6 +170,7 @@ def events(stream: HTTPResponse) -> Iterator[dict[str, Any]]:
                 yield json.loads(data)
     except (OSError, HTTPException, ValueError) as error:
         raise ForerunError(f"the connection broke: {error or type(error).__name__}") from error
+    raise ForerunError("the connection broke: the server ended it in the middle of the answer")
 
 
 def _complaint(data: bytes) -> str:

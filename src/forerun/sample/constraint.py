@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from forerun.errors import ForerunError
 from forerun.sample.masks import Masks
+
+
+class ConstraintStuck(ForerunError):
+    """What was asked for cannot be kept track of any longer: whoever asked for it can simplify it."""
 
 
 class Constraint(Protocol):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.errors import ForerunError
+from forerun.sample.constraint import ConstraintStuck
 from forerun.sample.grammar_text import DEFAULT_LIMITS, GrammarLimits, OutputKind, check_output
 from forerun.sample.masks import Masks, packed, words_of
 
@@ -174,4 +175,5 @@ class GrammarConstraint:
     def _check(self, matcher: LLMatcher) -> None:
         """One in error allows the end of the answer: it must never be asked."""
         if matcher.is_error():
-            raise ForerunError(f"the grammar of the answer cannot go on: {_line(matcher.get_error())}")
+            line = _line(matcher.get_error())
+            raise ConstraintStuck(f"the grammar of the answer cannot go on, simplify it: {line}")

@@ -34,6 +34,7 @@ class OutputFormat:
 
     kind: OutputKind
     value: Any = None  # the schema, the expression, the list of choices or the Lark grammar
+    param: str = "response_format"  # the field that it came in, for errors
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from forerun.errors import ForerunError
 from forerun.sample.constraint import Constraint
 from forerun.serve.answer_reader import AnswerReader
 from forerun.serve.chat_job import ChatJob, Tool
 from forerun.serve.chat_run import Choice, Run
 from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, check_tools, is_free
+from forerun.serve.errors import bad_request
 from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.parsing.make import make_parser
 from forerun.serve.parsing.pieces import AnswerParser
 from forerun.serve.settings import ServeSettings
-from forerun.text.chat import ChatPrompt, encode_chat
+from forerun.text.chat import ChatPrompt, chat_template, encode_chat
 from forerun.text.guarded import strings_in
+from forerun.text.template import check_options
 
 NO_THINKING = "This model does not think: what was asked of its thinking has no effect."
 
@@ -57,7 +60,9 @@ class ChatPipeline:
         def build() -> Sequence[Constraint | None]:
             return chat_constraints(model, job, chat_grammar(model, job, limits), prompt.thinking_open)
 
-        return await self._off_loop.run(build, "tools" if callable_tools(job) else "response_format")
+        output = job.wish.output
+        param = output.param if output else "thinking_budget"
+        return await self._off_loop.run(build, "tools" if callable_tools(job) else param)
 
     async def count_tokens(self, job: ChatJob) -> int:
         """Of the prompt, template included."""
@@ -79,6 +84,10 @@ def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
     switch = model.format.thinking_switch
     if switch is not None and job.thinking.enabled is not None:
         options[switch] = job.thinking.enabled
+    try:
+        check_options(options, chat_template(model.tokenizer, with_tools=bool(tools)))
+    except ForerunError as error:
+        raise bad_request(str(error), "chat_template_kwargs" if options else "messages") from error
     return encode_chat(
         model.tokenizer,
         job.messages,

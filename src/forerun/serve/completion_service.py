@@ -74,7 +74,9 @@ class CompletionPipeline:
         if len(job.prompts) * job.wish.n > self._settings.max_queue:
             raise bad_request("These are more prompts and choices than the server's queue holds.", "prompt")
         limits = grammar_limits(self._settings)
-        grammar = await self._off_loop.run(lambda: output_grammar(model, job.wish.output, limits), "response_format")
+        output = job.wish.output
+        param = output.param if output else "response_format"
+        grammar = await self._off_loop.run(lambda: output_grammar(model, output, limits), param)
         prompts = await self._off_loop.run(
             lambda: [_encode(model, prompt, job, grammar) for prompt in job.prompts],
             "prompt" if job.suffix is None else "suffix",

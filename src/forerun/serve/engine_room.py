@@ -14,6 +14,7 @@ from forerun.engine.sequence import Emission, Status
 from forerun.engine.sequence import Sequence as Running
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
+from forerun.sample.constraint import ConstraintStuck
 from forerun.sample.row import RowError
 from forerun.serve.engine_client import Ended, Work
 from forerun.serve.errors import ApiError
@@ -179,6 +180,8 @@ def client_error(error: Exception) -> Exception:
     """What a client may know of it. Lines of our own say what to do; others may name files and addresses."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, ConstraintStuck):
+        return ApiError(400, str(error), param="response_format", code="grammar_too_complex")
     if isinstance(error, RowError | ForerunError):
         ruled_out = isinstance(error, RowError) and "ruled out" in str(error)
         return ApiError(400 if ruled_out else 500, str(error), code="generation_failed")

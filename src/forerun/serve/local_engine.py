@@ -209,10 +209,10 @@ def check(model: LanguageModel, request: Request) -> None:
             n_prompt_tokens=prompt,
             n_ctx=context,
         )
-    try:
-        model.engine.drafters.arms_for(request)
-    except ForerunError as error:
-        raise bad_request(str(error), "speculative") from error
+    drafters = model.engine.drafters
+    if request.draft not in ("auto", "off") and request.draft not in drafters:
+        known = ", ".join(("auto", "off", *drafters.by_name))  # why it is not there names files: not for clients
+        raise bad_request(f"no {request.draft} drafter is loaded here: use one of {known}", "speculative")
     try:
         model.engine.check(request)
     except ForerunError as error:

@@ -67,7 +67,7 @@ class OutputFields(Strict):
         found = [self.response_format.output()] if self.response_format else []
         for name, kind, value in self._named():
             if value is not None and value is not False:
-                found.append(OutputFormat(kind, _schema(value, name) if kind == "json_schema" else value))
+                found.append(OutputFormat(kind, _schema(value, name) if kind == "json_schema" else value, name))
         if len(found) > 1:
             raise bad_request("The form of the answer is given more than once.", "response_format")
         return found[0] if found else None

@@ -17,6 +17,7 @@ from forerun.serve.routes.chat_request import ChatRequest
 from forerun.serve.routes.openai_fields import Id, Name
 from forerun.serve.routes.strict import Strict
 from forerun.serve.several import Several
+from forerun.text.guarded import check_unicode
 
 MAX_IDS = 1_000_000
 
@@ -85,6 +86,7 @@ def check_ids(ids: list[int], tokenizer: Any) -> None:
 
 
 def _ids(model: LoadedModel, text: str, special: bool) -> list[int]:
+    check_unicode([text])
     ids: list[int] = model.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
     return ids
 
