@@ -126,7 +126,7 @@ def test_commands_change_the_session() -> None:
         ("/set temperature=hot", "temperature must be a number"),
         ("/set temperature=-1", "temperature"),
         ("/set top_k=1.5", "top_k must be a whole number"),
-        ("/set draft=quick", "draft must be one of auto, off, lookup, mtp, model"),
+        ("/set draft=quick", "draft must be one of auto, off, lookup, mtp"),
         ("/set draft-tokens=x", "--draft-tokens x"),
         ("/set system=x", "use /system TEXT"),
         ("/regen", "nothing to answer yet"),
