@@ -168,7 +168,7 @@ TOOLS = [tool("add", a={"type": "integer", "minimum": 0, "maximum": 9}), tool("s
         ({"tool_choice": "add", "parallel_tool_calls": False}, {"add"}, 1),
         ({"tool_choice": "required"}, {"add", "say"}, 50),
     ],
-    ids=lambda value: str(value)[:50],
+    ids=lambda value: (str(sorted(value)) if isinstance(value, set) else str(value))[:50],
 )
 def test_tools_that_must_be_called_are_called(address: str, fields: Any, names: set[str], most: int) -> None:
     for seed in range(3):
