@@ -13,7 +13,7 @@ from serve_fakes import live
 
 from forerun.serve.chat_events import ChatEvent, Delta, Finished, Summary, TokenInfo, ToolCallDelta, Usage
 from forerun.serve.chat_job import ChatJob
-from forerun.serve.error_bodies import add_error_handlers
+from forerun.serve.error_bodies import CatchAll, add_error_handlers
 from forerun.serve.request_ids import RequestIds
 from forerun.serve.settings import ServeSettings
 
@@ -103,6 +103,7 @@ def played(router: Callable[[Any, ServeSettings], APIRouter], **settings: Any) -
     app = FastAPI()
     app.include_router(router(service, ServeSettings(**settings)))
     add_error_handlers(app)
+    app.add_middleware(CatchAll)
     app.add_middleware(RequestIds)
     with live(app) as url:
         yield service, url
