@@ -121,6 +121,7 @@ def test_contradictions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
         "chat a -m b": "two models",
         "chat --raw": "needs one",
         "chat --head a --draft-model b": "two drafters",
+        "chat --head=": "--head is empty",
         "chat --temp -1": "temperature",
     }.items():
         assert main(line.split()) == 2

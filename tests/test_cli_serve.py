@@ -228,3 +228,11 @@ def test_ports_are_tried_before_a_model_loads() -> None:
 def test_addresses() -> None:
     assert base_url("::1", 80) == base_url("[::1]", 80) == "http://[::1]:80"
     assert base_url("::", 80) == base_url("0.0.0.0", 80) == "http://127.0.0.1:80"
+
+
+def test_a_misspelt_variable_is_refused(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_HOME", "/tmp")
+    monkeypatch.setenv("FORERUN_MAX_QUEU", "9")
+    assert "FORERUN_MAX_QUEU: did you mean FORERUN_MAX_QUEUE?" in refuse([], capsys, server)

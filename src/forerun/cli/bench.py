@@ -11,20 +11,8 @@ from typing import Annotated
 import typer
 
 from forerun.cli.bench_server import bench_server, parse_clients, refuse_with_url
-from forerun.cli.options import (
-    OUTPUT_PANEL,
-    Device,
-    DraftModel,
-    Dtype,
-    Head,
-    MaxContext,
-    ModelName,
-    Precision,
-    Quantization,
-    Quantize,
-    Quiet,
-    require_positive,
-)
+from forerun.cli.load_flags import LoadOptions, with_load_flags
+from forerun.cli.options import OUTPUT_PANEL, ModelName, Quiet
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
 
@@ -41,7 +29,9 @@ class Against(StrEnum):
     llama_cpp = "llama.cpp"
 
 
+@with_load_flags
 def bench(
+    *,
     model: ModelName = "smollm2",
     workload: Annotated[
         list[str] | None,
@@ -69,12 +59,7 @@ def bench(
         list[Against] | None,
         typer.Option("--against", help="Another engine on the same prompts; repeatable.", rich_help_panel=WORK_PANEL),
     ] = None,
-    draft_model: DraftModel = None,
-    head: Head = None,
-    device: Device = "auto",
-    dtype: Dtype = Precision.auto,
-    quantize: Quantize = Quantization.auto,
-    max_context: MaxContext = None,
+    loading: LoadOptions,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE", help="Bars as a picture.", rich_help_panel=OUTPUT_PANEL),
@@ -88,7 +73,7 @@ def bench(
 
     With --url the same for a running server: tokens per second, time to the first text and between texts.
     """
-    require_positive("--max-context", max_context)
+    loading.check(one_drafter=False)
     defaults = TEMPERATURES if url is None else SERVED_TEMPERATURES
     temperatures = list(dict.fromkeys(temperature)) if temperature else list(defaults)
     for value in temperatures:
@@ -98,13 +83,8 @@ def bench(
         refuse_with_url(
             model=model != "smollm2",
             against=bool(against),
-            draft_model=draft_model is not None,
-            head=head is not None,
-            device=device != "auto",
-            dtype=dtype != Precision.auto,
-            quantize=quantize != Quantization.auto,
-            max_context=max_context is not None,
             plot=plot is not None,
+            **loading.changed(),
         )
         bench_server(
             *(url, api_key, parse_clients(clients), workload or [], temperatures),
@@ -128,14 +108,7 @@ def bench(
         temperatures=temperatures,
         full=full,
         peers=[peer.value for peer in dict.fromkeys(against or ())],
-        loading={
-            "device": device,
-            "dtype": dtype.value,
-            "quantize": quantize.value,
-            "max_context": max_context,
-            "draft_model": draft_model,
-            "head": "auto" if head is None else head,
-        },
+        loading=loading.arguments(),
         progress=terminal_progress(quiet),
     )
     from forerun.bench.report import print_report, to_data

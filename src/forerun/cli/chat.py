@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,20 +14,8 @@ from forerun.cli.chat_loop import ChatLoop, Read
 from forerun.cli.chat_session import Session
 from forerun.cli.chat_talkers import LocalTalker, Talker
 from forerun.cli.generation_flags import with_generation_flags
-from forerun.cli.options import (
-    MODEL_PANEL,
-    OUTPUT_PANEL,
-    Device,
-    DraftModel,
-    Dtype,
-    Head,
-    MaxContext,
-    Precision,
-    Quantization,
-    Quantize,
-    Quiet,
-    require_positive,
-)
+from forerun.cli.load_flags import LoadOptions, with_load_flags
+from forerun.cli.options import MODEL_PANEL, OUTPUT_PANEL, Quiet
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
 from forerun.options import GenerationOptions
@@ -37,6 +25,7 @@ HISTORY_LINES = 1000
 
 
 @with_generation_flags
+@with_load_flags
 def chat(
     *,
     name: Annotated[
@@ -55,12 +44,7 @@ def chat(
         typer.Option("--api-key", envvar="FORERUN_API_KEY", help="The server's key.", rich_help_panel=MODEL_PANEL),
     ] = None,
     options: GenerationOptions,
-    draft_model: DraftModel = None,
-    head: Head = None,
-    device: Device = "auto",
-    dtype: Dtype = Precision.auto,
-    quantize: Quantize = Quantization.auto,
-    max_context: MaxContext = None,
+    loading: LoadOptions,
     plain: Annotated[
         bool, typer.Option("--plain", help="No markdown: the text as it comes.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
@@ -75,39 +59,28 @@ def chat(
         raise ForerunError(f"two models are named, {name!r} and --model {model!r}: give one of them")
     if options.raw:
         raise ForerunError("--raw uses no chat template, and a chat needs one: use forerun generate --raw")
-    if head is not None and draft_model is not None:
-        raise ForerunError("--head and --draft-model name two drafters: drop one of them")
-    require_positive("--max-context", max_context)
+    loading.check()
     options.sampling()  # a typing mistake should not cost a model load
     # Flags that were not given come as empty lists; None is what the library calls that.
     options = replace(
         options, logit_bias=options.logit_bias or None, suppress=options.suppress or None, stop=options.stop or None
     )
     wanted = name or model
-    loading: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype.value,
-        "quantize": quantize.value,
-        "max_context": max_context,
-        "draft_model": draft_model,
-        "head": "auto" if head is None else head,
-    }
     talker = _server(url, api_key, wanted, loading) if url is not None else _engine(wanted or "smollm2", loading, quiet)
     talker.check(options)
     session = Session(talker, replace(options, system=None), system=options.system, colour=colour)
     _talk(session, plain=plain, quiet=quiet)
 
 
-def _engine(model: str, loading: dict[str, Any], quiet: bool) -> Talker:
+def _engine(model: str, loading: LoadOptions, quiet: bool) -> Talker:
     import forerun
 
     progress = terminal_progress(quiet)
-    return LocalTalker(forerun.load(model, progress=progress, **loading), model, progress)
+    return LocalTalker(forerun.load(model, progress=progress, **loading.arguments()), model, progress)
 
 
-def _server(url: str, api_key: str | None, model: str | None, loading: dict[str, Any]) -> Talker:
-    defaults = {"device": "auto", "dtype": "auto", "quantize": "auto", "head": "auto"}
-    given = [flag for flag, value in loading.items() if value != defaults.get(flag)]
+def _server(url: str, api_key: str | None, model: str | None, loading: LoadOptions) -> Talker:
+    given = [flag for flag, is_given in loading.changed().items() if is_given]
     if model is not None or given:
         what = "a model" if model is not None else "--" + given[0].replace("_", "-")
         raise ForerunError(f"--url: the server has its model already: drop {what}")

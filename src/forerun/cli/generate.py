@@ -12,22 +12,8 @@ import typer
 
 from forerun.cli.explanation import print_explanation
 from forerun.cli.generation_flags import with_generation_flags
-from forerun.cli.options import (
-    OUTPUT_PANEL,
-    AsJson,
-    AssistantPosition,
-    Device,
-    DraftModel,
-    Dtype,
-    Head,
-    MaxContext,
-    ModelName,
-    Precision,
-    Quantization,
-    Quantize,
-    Quiet,
-    require_positive,
-)
+from forerun.cli.load_flags import LoadOptions, with_load_flags
+from forerun.cli.options import OUTPUT_PANEL, AsJson, ModelName, Quiet
 from forerun.cli.prompt import read_prompt
 from forerun.cli.statistics_line import statistics_line
 from forerun.cli.terminal_progress import terminal_progress
@@ -46,6 +32,7 @@ JSON_KEYS = (
 
 
 @with_generation_flags
+@with_load_flags
 def generate(
     *,
     model: ModelName = "smollm2",
@@ -57,13 +44,7 @@ def generate(
         Path | None, typer.Option("--prompt-file", help="Read the prompt from a file.", rich_help_panel=PROMPT)
     ] = None,
     options: GenerationOptions,
-    draft_model: DraftModel = None,
-    head: Head = None,
-    assistant_position: AssistantPosition = "n-1",
-    device: Device = "auto",
-    dtype: Dtype = Precision.auto,
-    quantize: Quantize = Quantization.auto,
-    max_context: MaxContext = None,
+    loading: LoadOptions,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="A table on stderr: what each arm did.", rich_help_panel=OUTPUT_PANEL),
@@ -72,25 +53,15 @@ def generate(
     quiet: Quiet = False,
 ) -> None:
     """Answer a prompt: the text streams to stdout, one line about it goes to stderr."""
-    _refuse_contradictions(options, draft_model, head)
-    require_positive("--max-context", max_context)
+    _refuse_contradictions(options, loading)
+    loading.check()
     text = read_prompt(prompt, prompt_file)
     _check_sampling(options)
 
     import forerun
 
     progress = terminal_progress(quiet)
-    loaded = forerun.load(
-        model,
-        device=device,
-        dtype=dtype.value,
-        quantize=quantize.value,
-        max_context=max_context,
-        draft_model=draft_model,
-        head="auto" if head is None else head,
-        assistant_position=assistant_position,
-        progress=progress,
-    )
+    loaded = forerun.load(model, progress=progress, **loading.arguments())
     with forerun.stream(loaded, text, progress=progress, **options.to_dict()) as answer:
         finished = _follow(answer, show=not as_json)
         response = answer.response()
@@ -104,9 +75,9 @@ def generate(
         raise KeyboardInterrupt
 
 
-def _refuse_contradictions(options: GenerationOptions, draft_model: str | None, head: str | None) -> None:
+def _refuse_contradictions(options: GenerationOptions, loading: LoadOptions) -> None:
     """Flags that would be ignored are errors, found before the model loads."""
-    draft = options.draft
+    draft, draft_model, head = options.draft, loading.draft_model, loading.head
     if options.raw and options.system is not None:
         raise ForerunError("--raw uses no chat template, so --system has nowhere to go: drop one of them")
     if draft == "model" and draft_model is None:
@@ -115,10 +86,6 @@ def _refuse_contradictions(options: GenerationOptions, draft_model: str | None, 
         raise ForerunError(f"--draft {draft} uses no draft model: drop --draft-model, or use --draft model")
     if draft not in ("auto", "mtp") and head is not None:
         raise ForerunError(f"--draft {draft} uses no MTP head: drop --head, or use --draft mtp")
-    if head is not None and draft_model is not None:
-        raise ForerunError("--head and --draft-model name two drafters: drop one of them")
-    if head == "":
-        raise ForerunError("--head is empty: give the folder of an MTP head")
     if "" in options.stops:
         raise ForerunError("--stop is empty: give the text to stop at")
 

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable
 from dataclasses import Field, fields
 from difflib import get_close_matches
-from functools import wraps
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from forerun.cli.flag_groups import with_flags
 from forerun.cli.options import parse_draft_tokens, parse_logit_bias, parse_suppress, require_positive
 from forerun.errors import ForerunError
 from forerun.options import GenerationOptions
@@ -26,20 +26,13 @@ TYPED: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 
 def with_generation_flags(command: Callable[..., None]) -> Callable[..., None]:
     """The command with these flags in place of its parameter `options`, which it gets as `GenerationOptions`."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
     flags = [_parameter(entry) for entry in fields(GenerationOptions)]
-    parameters = [given for one in own for given in (flags if one.name == "options" else [one])]
+    return with_flags(command, "options", flags, _options)
 
-    @wraps(command)
-    def run(**given: Any) -> None:
-        options = {flag.name: given.pop(flag.name) for flag in flags}
-        require_positive("--max-tokens", options["max_tokens"])
-        options |= {name: read(options[name]) for name, (_, read) in TYPED.items()}
-        command(options=GenerationOptions(**options), **given)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+def _options(values: dict[str, Any]) -> GenerationOptions:
+    require_positive("--max-tokens", values["max_tokens"])
+    return GenerationOptions(**values | {name: read(values[name]) for name, (_, read) in TYPED.items()})
 
 
 def _parameter(entry: Field[Any]) -> inspect.Parameter:

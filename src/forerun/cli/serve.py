@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.options import (
-    MODEL_PANEL,
-    OUTPUT_PANEL,
-    Device,
-    DraftModel,
-    Dtype,
-    Head,
-    MaxContext,
-    ModelName,
-    Precision,
-    Quantization,
-    Quantize,
-    Quiet,
-    require_positive,
-)
+from forerun.cli.load_flags import LoadOptions, with_load_flags
+from forerun.cli.options import MODEL_PANEL, OUTPUT_PANEL, ModelName, Quiet
 from forerun.cli.serve_screen import print_address, print_plan, print_settings
 from forerun.cli.settings_flags import with_settings_flags
 from forerun.cli.sources import Sources, with_sources
@@ -47,6 +33,7 @@ class LogLevel(StrEnum):
 
 @with_sources
 @with_settings_flags
+@with_load_flags
 def serve(
     *,
     name: Annotated[
@@ -55,12 +42,7 @@ def serve(
     ] = None,
     model: ModelName = "smollm2",
     settings: ServeSettings,
-    draft_model: DraftModel = None,
-    head: Head = None,
-    device: Device = "auto",
-    dtype: Dtype = Precision.auto,
-    quantize: Quantize = Quantization.auto,
-    max_context: MaxContext = None,
+    loading: LoadOptions,
     log_level: Annotated[
         LogLevel, typer.Option("--log-level", help="How much to tell.", rich_help_panel=OUTPUT_PANEL)
     ] = LogLevel.info,
@@ -79,25 +61,13 @@ def serve(
     The command line wins over variables, variables over the file.
     """
     model, sources = _model(name, model, sources)
-    if head is not None and draft_model is not None:
-        raise ForerunError("--head and --draft-model name two drafters: drop one of them")
-    if head == "":
-        raise ForerunError("--head is empty: give the folder of an MTP head")
-    require_positive("--max-context", max_context)
+    loading.check()
 
     from forerun.serve.settings_check import check_settings, free_port
 
     check_settings(settings)
-    loading: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype.value,
-        "quantize": quantize.value,
-        "max_context": max_context,
-        "draft_model": draft_model,
-        "head": "auto" if head is None else head,
-    }
     if not quiet or dry_run:
-        others = {"model": model, "log_level": log_level.value, "quiet": quiet, **loading}
+        others = {"model": model, "log_level": log_level.value, "quiet": quiet, **loading.arguments()}
         print_settings(settings, others, sources)
     if dry_run:
         print_plan(_load(model, loading, quiet))
@@ -106,7 +76,7 @@ def serve(
     _start(model, loading, settings, log_level, quiet)
 
 
-def _start(model: str, loading: Mapping[str, Any], settings: ServeSettings, level: LogLevel, quiet: bool) -> None:
+def _start(model: str, loading: LoadOptions, settings: ServeSettings, level: LogLevel, quiet: bool) -> None:
     from forerun.serve.run import model_names, run_server
 
     def load() -> LanguageModel:
@@ -122,10 +92,10 @@ def _start(model: str, loading: Mapping[str, Any], settings: ServeSettings, leve
     run_server(load, settings, model)
 
 
-def _load(model: str, loading: Mapping[str, Any], quiet: bool) -> LanguageModel:
+def _load(model: str, loading: LoadOptions, quiet: bool) -> LanguageModel:
     import forerun
 
-    return forerun.load(model, progress=terminal_progress(quiet), **loading)
+    return forerun.load(model, progress=terminal_progress(quiet), **loading.arguments())
 
 
 def _model(name: str | None, model: str, sources: Sources) -> tuple[str, Sources]:

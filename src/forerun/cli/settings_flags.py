@@ -5,31 +5,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import Field, fields
-from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from forerun.cli.flag_groups import with_flags
 from forerun.serve.settings import ServeSettings
 
 
 def with_settings_flags(command: Callable[..., None]) -> Callable[..., None]:
     """The command with these flags in place of its parameter `settings`, which it gets as `ServeSettings`."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
     hints = get_type_hints(ServeSettings)
     lists = {entry.name for entry in fields(ServeSettings) if hints[entry.name] == tuple[str, ...]}
     flags = [_parameter(entry, hints[entry.name], entry.name in lists) for entry in fields(ServeSettings)]
-    parameters = [given for one in own for given in (flags if one.name == "settings" else [one])]
 
-    @wraps(command)
-    def run(**given: Any) -> None:
-        values = {flag.name: given.pop(flag.name) for flag in flags}
-        values |= {name: _split(values[name]) for name in lists}
-        command(settings=ServeSettings(**values), **given)
+    def make(values: dict[str, Any]) -> ServeSettings:
+        return ServeSettings(**values | {name: _split(values[name]) for name in lists})
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    return with_flags(command, "settings", flags, make)
 
 
 def _parameter(entry: Field[Any], kind: Any, listed: bool) -> inspect.Parameter:

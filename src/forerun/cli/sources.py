@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typer.models import OptionInfo
 from forerun.errors import ForerunError
 
 PREFIX = "FORERUN_"
+OTHER_VARIABLES = (f"{PREFIX}CONFIG", f"{PREFIX}HOME")  # the file itself, and where forerun keeps what it learned
 CONFIG_PANEL = "Configuration"
 ACTIONS = ("dry_run", "config")  # what to do now, not how: not in the file
 COMMAND_LINE, ENVIRONMENT, FILE = "COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP"  # names in typer's ParameterSource
@@ -80,6 +82,7 @@ def with_sources(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(*, context: typer.Context, config: Path | None, **given: Any) -> None:
+        check_variables(os.environ, kinds)
         names = {name: source.name for name in given if (source := context.get_parameter_source(name)) is not None}
         words = {COMMAND_LINE: _flag, ENVIRONMENT: variable, FILE: lambda _: str(config)}
         set_by = {name: words[kind](name) for name, kind in names.items() if kind in words}
@@ -102,9 +105,7 @@ def read_config(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in found.items():
         name = key.replace("-", "_")
         if name not in kinds:
-            near = difflib.get_close_matches(name, kinds, n=1)
-            hint = f"did you mean {near[0].replace('_', '-')}?" if near else "see forerun serve --help"
-            raise ForerunError(f"{file}: there is no setting {key!r}: {hint}")
+            raise ForerunError(f"{file}: there is no setting {key!r}: {_hint(name, kinds, _key)}")
         if name in settings:
             raise ForerunError(f"{file}: {key} is there twice, with - and with _: keep one of them")
         wanted = _wanted(kinds[name], value)
@@ -112,6 +113,20 @@ def read_config(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
             raise ForerunError(f"{file}: {key} must be {wanted}, not {value!r}")
         settings[name] = value
     return settings
+
+
+def check_variables(environment: Mapping[str, str], kinds: Mapping[str, Any]) -> None:
+    """A variable of ours that sets nothing is a misspelt one."""
+    known = {*map(variable, kinds), *OTHER_VARIABLES}
+    for name in environment:
+        if name.startswith(PREFIX) and name not in known:
+            setting = name.removeprefix(PREFIX).lower()
+            raise ForerunError(f"there is no setting behind the variable {name}: {_hint(setting, kinds, variable)}")
+
+
+def _hint(name: str, kinds: Mapping[str, Any], written: Callable[[str], str]) -> str:
+    near = difflib.get_close_matches(name, kinds, n=1)
+    return f"did you mean {written(near[0])}?" if near else "see forerun serve --help"
 
 
 def _wanted(kind: Any, value: Any) -> str | None:
@@ -153,6 +168,10 @@ def _bare(annotation: Any) -> Any:
     if isinstance(kind, UnionType):
         (kind,) = (one for one in get_args(kind) if one is not type(None))
     return kind
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _flag(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from enum import Enum
 from typing import Protocol
 
@@ -88,7 +89,7 @@ class EndMark:
         return Reading.OVER if self._seen == self._mark else Reading.MORE
 
 
-class Closing(Base):
+class Closing(Base, ABC):
     """A reader whose calls have an end mark."""
 
     end_mark: str
@@ -111,6 +112,6 @@ class Closing(Base):
             return reading
         return self.over("" if reading is Reading.OVER else self._closing.raw + letter)
 
+    @abstractmethod
     def step(self, letter: str) -> Reading:
         """Takes one letter of a call."""
-        raise NotImplementedError
