@@ -25,12 +25,22 @@ def gather(table: Tensor, layer: LayerPages, length: int, first: int = 0) -> tup
     return keys[:, : length - first * page], values[:, : length - first * page]
 
 
-def visible(position: int, count: int, begin: int, window: int, device: torch.device) -> Tensor:
-    """Which keys from `begin` to its last row each of `count` rows may read: [count, keys] bool."""
+def visible(
+    position: int, count: int, begin: int, window: int, device: torch.device, together: Tensor | None = None
+) -> Tensor:
+    """Which keys from `begin` to its last row each of `count` rows may read: [count, keys] bool.
+
+    `together` [count]: with a window, rows of one number see each other whatever their order; -1 stands alone.
+    """
     row = torch.arange(position, position + count, device=device)[:, None]
     key = torch.arange(begin, position + count, device=device)[None, :]
     mask = key <= row
-    return mask & (key > row - window) if window else mask
+    if not window:
+        return mask
+    if together is not None:
+        own = mask[:, position - begin :]  # of the rows' own keys
+        own |= (together[:, None] == together) & (together >= 0)
+    return mask & (key > row - window)
 
 
 def prefill_attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages) -> Tensor:
@@ -42,7 +52,8 @@ def prefill_attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: L
     keys, values = gather(rows.table(layer)[0], layer, length, first)
     queries = qkv[:, : layout.key_column].unflatten(1, (layout.heads, layout.size)).transpose(0, 1)
     causal = position == 0 and not spec.window and not spec.softcap
-    mask = None if causal else visible(position, len(qkv), first * page, spec.window, qkv.device)
+    together = rows.chunk.together
+    mask = None if causal else visible(position, len(qkv), first * page, spec.window, qkv.device, together)
     if mask is not None and spec.softcap:
         return capped_attention(queries, keys, values, mask, spec).transpose(0, 1).flatten(1)
     out = scaled_dot_product_attention(
