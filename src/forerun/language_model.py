@@ -16,6 +16,7 @@ from forerun.engine.sequence import Sequence as Running
 from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up
 from forerun.errors import ForerunError
+from forerun.media.parts import MediaReader
 from forerun.options import GenerationOptions
 from forerun.policy.cost_file import CostFile
 from forerun.policy.costs import CostTable
@@ -49,6 +50,7 @@ class LanguageModel:
     )  # for requests that leave the drafter to forerun, or ask for mtp
     cost_file: CostFile | None = None  # where what rounds cost is kept for the next run
     drafter_labels: dict[str, str] = field(default_factory=dict)  # what each drafter is, in a few words
+    media: MediaReader | None = None  # of models that see or hear
 
     def start(self, prompt: Prompt, *, progress: Progress | None = None, **given: Any) -> Generation:
         """Queue a request; `given` are `GenerationOptions`."""
