@@ -14,6 +14,7 @@ from tiny_qwen import random_model, save_model
 from torch import Tensor
 
 from forerun.cache.pages import SequenceCache
+from forerun.kernels import prefill
 from forerun.kernels.prefill import visible
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.media import MediaRun, PromptMedia
@@ -65,7 +66,10 @@ def read(model: Decoder, media: PromptMedia | None, borders: list[int]) -> Tenso
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("whole", [False, True])
 @torch.inference_mode()
-def test_rows_of_media_agree_with_transformers(variant: str, whole: bool, tmp_path: Path) -> None:
+def test_rows_of_media_agree_with_transformers(
+    variant: str, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "QUERIES", 7)  # so that rows that see each other are looked at in several stretches
     oracle, media = random_gemma(variant), pictures(whole=whole)
     x, more = merged(oracle, media), {}
     if variant == "E4B":  # what its layers read of tokens is that of padding where media are
@@ -103,14 +107,16 @@ def test_time_height_and_width_agree_with_transformers(sparse: bool, tmp_path: P
 
 
 def test_who_sees_whom_in_a_chunk() -> None:
-    together = torch.tensor([-1, 4, 4, 4, -1, 7, 7])
+    runs = torch.tensor([-1] * 11 + [4, 4, 4, -1, 7, 7])
     for window in (0, 3, 5):
-        found = visible(10, 7, 6, window, torch.device("cpu"), together)
-        for row in range(10, 17):
-            for key in range(6, 17):
-                same = key >= 10 and int(together[row - 10]) == int(together[key - 10]) >= 0
-                expected = key <= row if not window else (key <= row or same) and key > row - window
-                assert bool(found[row - 10, key - 6]) is expected, (window, row, key)
+        for rows, keys in ((range(10, 17), range(6, 17)), (range(12, 14), range(8, 17))):
+            found = visible(rows, keys, window, torch.device("cpu"), runs)
+            for row in rows:
+                for key in keys:
+                    expected = (key <= row or int(runs[row]) == int(runs[key]) >= 0) and (
+                        not window or key > row - window
+                    )
+                    assert bool(found[row - rows.start, key - keys.start]) is expected, (window, row, key)
 
 
 def test_a_pass_never_ends_inside_rows_that_see_each_other() -> None:
