@@ -71,6 +71,21 @@ def random_media_gemma(variant: str, seed: int = 0) -> Any:
     return randomised(transformers.Gemma4ForConditionalGeneration, config, seed)
 
 
+def random_unified(seed: int = 0) -> Any:
+    """A transformers model that sees and hears without towers."""
+    import transformers
+
+    values = SIZES | VARIANTS["12B"] | {"use_bidirectional_attention": "vision", "max_position_embeddings": 1024}
+    text = {name: value for name, value in values.items() if "per_layer_input" not in name}
+    config = transformers.Gemma4UnifiedConfig(
+        text_config=transformers.Gemma4UnifiedTextConfig(**text),
+        vision_config=transformers.Gemma4UnifiedVisionConfig(mm_embed_dim=40, output_proj_dims=40, mm_posemb_size=80),
+        audio_config=transformers.Gemma4UnifiedAudioConfig(),
+        **GEMMA_IDS,
+    )
+    return randomised(transformers.Gemma4UnifiedForConditionalGeneration, config, seed)
+
+
 def randomised(kind: Any, config: Any, seed: int) -> Any:
     """A model of random weights, norms, scales and bounds included."""
     with torch.random.fork_rng(devices=[]):
@@ -90,15 +105,24 @@ def randomised(kind: Any, config: Any, seed: int) -> Any:
     return model
 
 
-def save_media_gemma(folder: Path, model: Any, **overrides: Any) -> Path:
+def save_media_gemma(folder: Path, model: Any, *, published: bool = False, **overrides: Any) -> Path:
     """A folder as the hub has them, its processors set to small pictures and short films."""
     config = json.loads(model.config.to_json_string())
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    if published:
+        tensors = {published_name(name): tensor for name, tensor in tensors.items()}
     processors = {
         "image_processor": {"max_soft_tokens": SOFT_TOKENS},
         "video_processor": {"max_soft_tokens": SOFT_TOKENS, "num_frames": FRAMES},
     }
     return write_folder(folder, config | overrides, tensors, list(GEMMA_TOKENS.values()), processors)
+
+
+def published_name(name: str) -> str:
+    """What the published files of the model without towers call a tensor."""
+    if "multimodal_embedder." in name:
+        return name.replace("multimodal_embedder.", "")
+    return name.replace("model.embed_vision.", "model.vision_embedder.")
 
 
 def write_folder(folder: Path, config: Any, tensors: Any, tokens: list[str], processors: Any) -> Path:

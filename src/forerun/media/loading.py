@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from forerun.media.gemma4 import gemma4_media
+from forerun.media.gemma4_unified import unified_media
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import MediaReader
 from forerun.media.reader import Family, Reader
@@ -32,4 +33,6 @@ def media_family(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, d
     match checkpoint.config.get("model_type"):
         case "gemma4":
             return gemma4_media(checkpoint, tokenizer, device, dtype)
+        case "gemma4_unified":
+            return unified_media(checkpoint, tokenizer, device, dtype)
     return None
