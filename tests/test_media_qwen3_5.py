@@ -18,12 +18,11 @@ from tiny_media import QWEN_IDS, encoded, film_file, part, picture, random_media
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen2VLImageProcessorPil
 
-from forerun.cache.pages import PagePool
 from forerun.draft.lookup import Lookup
-from forerun.draft.mtp import MtpDrafter
+from forerun.draft.protocol import Drafter
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError
-from forerun.kernels.interface import AttentionSpec
+from forerun.loading import attach_head
 from forerun.media.parts import MediaPrompt
 from forerun.models.layers.decoder import Decoder
 
@@ -119,9 +118,9 @@ def test_drafts_change_nothing(pair: Pair) -> None:
     prompts = [reader.read(ids, [part("image", encoded(picture(100, 80, seed)))]) for seed in range(2)]
     head = pair.model.native_head()
     assert head is not None
-    own = PagePool([AttentionSpec(head.layout)], 400, 8, torch.float32, pair.model.device)
-    drafters = {"lookup": Lookup(), "mtp": MtpDrafter(head, own, VOCAB, CHUNK)}
-    machine = Engine(pair.model, pool_for(pair.model), drafters, vocab=VOCAB, context=512, chunk=CHUNK)
+    pool = pool_for(pair.model)
+    drafters: dict[str, Drafter] = {"lookup": Lookup(), "mtp": attach_head(head, pair.model, pool, VOCAB, 512)}
+    machine = Engine(pair.model, pool, drafters, vocab=VOCAB, context=512, chunk=CHUNK)
     check_drafts(machine, prompts, ["lookup", "mtp"])
 
 
