@@ -35,6 +35,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ra
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 import forerun
+from forerun.conversion import convert
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 from forerun.media.parts import MediaPart
@@ -101,6 +102,14 @@ def test_names_without_a_prefix(gemma: Path, tmp_path: Path) -> None:
     renamed = {n.removeprefix("model.") if n.startswith(towers) else n: t for n, t in tensors.items()}
     save_file(renamed, bare / "model.safetensors", {"format": "pt"})
     rows = [reader_of(folder).read([1, IMAGE], [PICTURE]).media.runs[0].embeddings for folder in (gemma, bare)]
+    assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_a_converted_model_sees_the_same(gemma: Path, quantize: str, tmp_path: Path) -> None:
+    done = convert(str(gemma), tmp_path / "converted", quantize=quantize)
+    assert any("pictures" in note for note in done.notes)
+    rows = [reader_of(folder).read([1, IMAGE], [PICTURE]).media.runs[0].embeddings for folder in (gemma, done.folder)]
     assert torch.equal(*rows)
 
 
