@@ -14,21 +14,18 @@ from engines import NoText, finish
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from media_checks import TEXT, asked, reader_of
+from media_files import encoded, part, picture, sound_file
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model
 from tiny_gemma import tiny_gemma
 from tiny_media import (
     GEMMA_IDS,
     QWEN_IDS,
-    encoded,
-    part,
-    picture,
     random_media_gemma,
     random_media_qwen,
     random_unified,
     save_media_gemma,
     save_media_qwen,
-    sound_file,
 )
 from tiny_qwen import tiny_qwen
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
