@@ -163,6 +163,11 @@ BAD_FILMS = {
     "seconds": (FILM, MediaLimits(video_seconds=2), "longer than 2 seconds"),
     "pixels": (FILM, MediaLimits(frame_pixels=3000), "more than 3000"),
     "pixels of a container that names them": (WEBM, MediaLimits(frame_pixels=3000), "64 x 48 pixels, more than 3000"),
+    "pixels of all frames": (
+        FILM,
+        MediaLimits(video_pixels=12 * 64 * 48 - 1),
+        "pixels in all its frames",
+    ),
     "bytes": (FILM, MediaLimits(file_bytes=900), "MiB"),
     "truncated": (FILM[:900], LIMITS, "truncated or damaged"),
     "picture": (encoded(picture()), LIMITS, "not a film in MP4"),

@@ -35,9 +35,12 @@ import forerun
 from forerun.conversion import convert
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
-from forerun.media.parts import MediaPart
+from forerun.media.expansion import Prepared, Stretch
+from forerun.media.limits import MediaLimits
+from forerun.media.parts import Kind, MediaPart
 from forerun.media.pixels import colour_levels, size_within
 from forerun.media.qwen3_5 import Sight, fitted
+from forerun.media.reader import Reader
 
 SOURCE = Path(__file__).parent.parent / "src/forerun"
 IMAGE, AUDIO = GEMMA_IDS["image_token_id"], GEMMA_IDS["audio_token_id"]
@@ -138,6 +141,47 @@ def test_threads_that_read_at_once_while_others_write(model: LanguageModel) -> N
     for thread in threads:
         thread.join()
     assert all(torch.equal(found[number], alone[number]) for number in range(4))
+
+
+class Slow:
+    """A family whose tower takes as long as a test wants."""
+
+    kinds: Any = frozenset(("image",))
+
+    def __init__(self) -> None:
+        self.placeholders: Any = {7: "image"}
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def prepare(self, part: MediaPart, limits: MediaLimits) -> Prepared:
+        return Prepared("image", [7, 7], [Stretch(0, 2)], None)
+
+    def load(self, kind: Kind) -> None:
+        pass
+
+    def encode(self, prepared: Prepared) -> torch.Tensor:
+        self.began.set()
+        assert self.may_end.wait(30)
+        return torch.zeros(2, 4)
+
+    def whole(self, kind: Kind) -> bool:
+        return False
+
+    def positions(self, tokens: int, stretches: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_slow_tower_holds_up_nobody_on_a_cpu(device: str) -> None:
+    """Elsewhere nobody is inside the engine meanwhile."""
+    owner, slow, found = threading.Lock(), Slow(), []
+    reader = Reader(slow, owner, torch.device(device), MediaLimits())  # type: ignore[arg-type]
+    thread = threading.Thread(target=lambda: found.append(reader.read([1, 7, 2], [PICTURE]).ids))
+    thread.start()
+    assert slow.began.wait(30)
+    assert owner.locked() is (device != "cpu")
+    slow.may_end.set()
+    thread.join()
+    assert found == [[1, 7, 7, 2]] and not owner.locked()
 
 
 def settings_of(folder: Path, copy: Path, name: str, values: Any) -> Path:

@@ -57,12 +57,17 @@ def measure(part: MediaPart, limits: MediaLimits) -> tuple[int, float]:
                 f"{part.name} has no frame that can be read, or ones of more than {limits.frame_pixels} pixels"
             )
         check_pixels(part, stream.codec_context.width, stream.codec_context.height, limits.frame_pixels)
+        pixels = stream.codec_context.width * stream.codec_context.height
         rate = float(stream.average_rate or stream.guessed_rate or USUAL_RATE)
         total = 0
         for packet in container.demux(stream):
             total += packet.size > 0
             if total > limits.video_frames:
                 raise ForerunError(f"{part.name} has more than {limits.video_frames} frames: cut it")
+            if total * pixels > limits.video_pixels:
+                raise ForerunError(
+                    f"{part.name} has more than {limits.video_pixels} pixels in all its frames: cut it or make it smaller"
+                )
     if not total:
         raise ForerunError(f"{part.name} has no frames")
     if not rate > 0 or total / rate > limits.video_seconds:

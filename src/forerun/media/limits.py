@@ -14,6 +14,7 @@ class MediaLimits:
     image_pixels: int = 50_000_000  # what large telephones take; 200 MB while it is decoded
     frame_pixels: int = 4096 * 2304  # of a film: 4K
     video_frames: int = 18_000  # that a film has: all before the last one looked at must be decoded
+    video_pixels: int = 20_000_000_000  # of all its frames together: five minutes of full HD
     video_seconds: int = 600
     audio_seconds: int = 300
     soft_tokens: int = 16_384  # rows that all media of a prompt take together

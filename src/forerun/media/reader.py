@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -52,11 +52,14 @@ class Family(Protocol):
 
 
 class Reader:
-    """A `MediaReader`: decodes outside of the engine, runs towers where nobody else is inside of it."""
+    """A `MediaReader`: decodes outside of the engine, and runs a tower on a GPU where nobody else is inside of it."""
 
     def __init__(self, family: Family, owner: AbstractContextManager[None], device: torch.device, limits: MediaLimits):
         self._family, self._owner, self._device, self._limits = family, owner, device, limits
-        self._decoding = threading.Semaphore(2)  # pictures of several prompts in memory at once
+        self._decoding = threading.Semaphore(2)  # prompts whose files are decoded at once, for the memory they take
+        # A GPU must not be given work while a graph is captured. On a CPU a tower may take its time beside the rounds
+        # of others; the lock is taken last, so that nobody who holds it waits for the engine.
+        self._running: AbstractContextManager[Any] = threading.Lock() if device.type == "cpu" else owner
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -75,7 +78,7 @@ class Reader:
         at = places(ids, parts, self._family.placeholders)
         with self._decoding:
             prepared = self._prepare(parts)
-        embeddings = self._encode(prepared)
+        embeddings = [self._encode(each) for each in prepared]
         return self._join(ids, at, prepared, embeddings)
 
     def _prepare(self, parts: Sequence[MediaPart]) -> list[Prepared]:
@@ -90,22 +93,19 @@ class Reader:
                 )
         return prepared
 
-    def _encode(self, prepared: Sequence[Prepared]) -> list[Tensor]:
-        """Under the engine's ownership: a GPU must not be given work while a graph is captured."""
-        with self._owner, torch.inference_mode():
-            try:
-                for each in prepared:
-                    self._family.load(each.kind)
-                embeddings = [self._family.encode(each) for each in prepared]
-            except torch.OutOfMemoryError as error:
-                raise ForerunError(
-                    "there is not enough free memory for the media: bring fewer or smaller ones"
-                ) from error
-            if self._device.type == "cuda":  # the engine may read them on another stream
-                torch.cuda.synchronize(self._device)
-        for each, rows in zip(prepared, embeddings, strict=True):
-            assert len(rows) == each.rows, "a tower gave another number of rows than was announced"
-        return embeddings
+    def _encode(self, prepared: Prepared) -> Tensor:
+        """Loading is under the engine's ownership everywhere, running wherever that is not a CPU."""
+        try:
+            with self._owner:
+                self._family.load(prepared.kind)
+            with self._running, torch.inference_mode():
+                rows = self._family.encode(prepared)
+                if self._device.type == "cuda":  # the engine may read them on another stream
+                    torch.cuda.current_stream(self._device).synchronize()
+        except torch.OutOfMemoryError as error:
+            raise ForerunError("there is not enough free memory for the media: bring fewer or smaller ones") from error
+        assert len(rows) == prepared.rows, "a tower gave another number of rows than was announced"
+        return rows
 
     def _join(
         self, ids: Sequence[int], at: Sequence[int], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]
