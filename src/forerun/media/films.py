@@ -66,7 +66,7 @@ def measure(part: MediaPart, limits: MediaLimits) -> tuple[int, float]:
                 raise ForerunError(f"{part.name} has more than {limits.video_frames} frames: cut it")
             if total * pixels > limits.video_pixels:
                 raise ForerunError(
-                    f"{part.name} has more than {limits.video_pixels} pixels in all its frames: cut it or make it smaller"
+                    f"{part.name} has more than {limits.video_pixels} pixels in all its frames: cut it or shrink it"
                 )
     if not total:
         raise ForerunError(f"{part.name} has no frames")
