@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from engines import NoText, finish
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -204,6 +205,28 @@ def test_settings_in_files_new_and_old(gemma: Path, file: str, values: Any, rows
     folder = settings_of(gemma, tmp_path / "copy", file, values)
     prompt = reader_of(folder).read([1, IMAGE], [part("image", encoded(picture(100, 100)))])
     assert rows * 0.8 < len(prompt.media.runs[0].embeddings) <= rows
+
+
+def test_settings_as_transformers_saves_them(gemma: Path, tmp_path: Path) -> None:
+    """Every field that its processors have, whether it matters or not."""
+    saved = {
+        "image_processor": transformers.Gemma4ImageProcessorPil(max_soft_tokens=70),
+        "feature_extractor": transformers.Gemma4AudioFeatureExtractor(),
+    }
+    values = {name: json.loads(each.to_json_string()) for name, each in saved.items()}
+    folder = settings_of(gemma, tmp_path / "gemma", "processor_config.json", values)
+    parts = [PICTURE, part("audio", sound_file(0.3))]
+    prompts = [reader_of(each).read([1, IMAGE, AUDIO], parts) for each in (gemma, folder)]
+    for ours, theirs in zip(*(prompt.media.runs for prompt in prompts), strict=True):
+        assert torch.equal(ours.embeddings, theirs.embeddings)
+    qwen = save_media_qwen(tmp_path / "qwen", random_media_qwen(False))
+    settings = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    size = {"shortest_edge": 4096, "longest_edge": 24 * 1024}
+    image = json.loads(transformers.Qwen2VLImageProcessorPil(size=size, **settings).to_json_string())
+    other = settings_of(qwen, tmp_path / "copy", "preprocessor_config.json", image)
+    ids = [1, QWEN_IDS["image_token_id"]]
+    rows = [reader_of(each).read(ids, [PICTURE]).media.runs[0].embeddings for each in (qwen, other)]
+    assert torch.equal(*rows)
 
 
 @pytest.mark.parametrize(
