@@ -157,11 +157,13 @@ def test_films_of_every_format(kind: str, codec: str) -> None:
 
 
 FILM = film_file([picture(64, 48, seed) for seed in range(12)], rate=4)
+LARGE = film_file([picture(640, 480)])
 WEBM = film_file([picture(64, 48, seed) for seed in range(3)], 4, "webm", "libvpx")
 BAD_FILMS = {
     "frames": (FILM, MediaLimits(video_frames=11), "more than 11 frames"),
     "seconds": (FILM, MediaLimits(video_seconds=2), "longer than 2 seconds"),
-    "pixels": (FILM, MediaLimits(frame_pixels=3000), "more than 3000"),
+    "pixels": (FILM, MediaLimits(frame_pixels=3000), "64 x 48 pixels, more than 3000"),
+    "very many pixels": (LARGE, MediaLimits(frame_pixels=3000), "more than 3000"),
     "pixels of a container that names them": (WEBM, MediaLimits(frame_pixels=3000), "64 x 48 pixels, more than 3000"),
     "pixels of all frames": (
         FILM,
@@ -187,6 +189,20 @@ def whole_film(it: MediaPart, limits: MediaLimits) -> None:
 def test_bad_films_are_one_line(name: str) -> None:
     data, limits, message = BAD_FILMS[name]
     refused(MediaPart("video", data, "mine.mp4"), message, lambda it: whole_film(it, limits))
+
+
+@pytest.mark.parametrize(("kind", "codec"), [("mp4", "mpeg4"), ("mp4", "libx264"), ("webm", "libvpx")])
+def test_frames_that_turn_out_too_large_are_never_decoded(
+    kind: str, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers may say less than their frames are: the decoder knows the limit itself."""
+    data = film_file([picture(640, 480)] * 2, 4, kind, codec)
+    exact = MediaLimits(frame_pixels=640 * 480)
+    assert len(frames_and_times(data, exact)[0]) == 2
+    monkeypatch.setattr("forerun.media.films.check_pixels", lambda *_: None)
+    monkeypatch.setattr("forerun.media.films.measure", lambda *_: (2, 4.0))
+    small = MediaLimits(frame_pixels=64 * 48)
+    refused(part("video", data), "truncated or damaged", lambda it: frames_and_times(it.data, small))
 
 
 def test_films_are_turned_as_the_camera_was() -> None:

@@ -49,7 +49,7 @@ def opened(part: MediaPart, limits: MediaLimits, expected: str) -> Iterator[Any]
     kind = container_format(part.data)
     if kind is None:
         raise ForerunError(f"{part.name} is not {expected}")
-    options = {"max_pixels": str(limits.frame_pixels)}  # decoders refuse more before they ask for memory
+    options = decoder_limit(limits)  # frames are decoded to find out what is in the file
     try:
         with av.open(io.BytesIO(part.data), format=kind, metadata_errors="ignore", options=options) as container:
             yield container
@@ -57,6 +57,11 @@ def opened(part: MediaPart, limits: MediaLimits, expected: str) -> Iterator[Any]
         raise
     except Exception as error:  # decoders fail in every way there is
         raise ForerunError(f"{part.name} is truncated or damaged: it cannot be read as {kind}") from error
+
+
+def decoder_limit(limits: MediaLimits) -> dict[str, str]:
+    """What a decoder is told: it refuses larger frames before it asks for memory. It counts their padding too."""
+    return {"max_pixels": str(2 * limits.frame_pixels + (1 << 16))}
 
 
 def check_codec(part: MediaPart, stream: Any, known: frozenset[str]) -> None:

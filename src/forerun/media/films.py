@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from forerun.errors import ForerunError
-from forerun.media.containers import FILMS, VIDEO_CODECS, check_codec, opened
+from forerun.media.containers import FILMS, VIDEO_CODECS, check_codec, decoder_limit, opened
 from forerun.media.decoding import check_pixels
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import MediaPart
@@ -51,7 +51,7 @@ def read_film(
 def measure(part: MediaPart, limits: MediaLimits) -> tuple[int, float]:
     """Frames, and frames per second, counted without decoding: headers may lie."""
     with opened(part, limits, FILMS) as container:
-        stream = film_stream(part, container)
+        stream = film_stream(part, container, limits)
         if not stream.codec_context.width:  # the decoder was told the limit, and did not even look at the first frame
             raise ForerunError(
                 f"{part.name} has no frame that can be read, or ones of more than {limits.frame_pixels} pixels"
@@ -82,7 +82,7 @@ def decode(
     frames: list[Frame] = []
     seen = 0
     with opened(part, limits, FILMS) as container:
-        for frame in container.decode(film_stream(part, container)):
+        for frame in container.decode(film_stream(part, container, limits)):
             if seen == wanted[len(frames)]:
                 check_pixels(part, frame.width, frame.height, limits.frame_pixels)
                 frames.append(keep(upright(frame), len(wanted)))
@@ -99,10 +99,12 @@ def upright(frame: Any) -> Image:
     return image.rotate(turn, expand=True) if turn else image
 
 
-def film_stream(part: MediaPart, container: Any) -> Any:
+def film_stream(part: MediaPart, container: Any, limits: MediaLimits) -> Any:
     """The first film inside a file."""
     if not container.streams.video:
         raise ForerunError(f"{part.name} holds no film")
     stream = container.streams.video[0]
     check_codec(part, stream, VIDEO_CODECS)
+    # Frames may be larger than the container says, or become so: the decoder refuses them before it asks for memory.
+    stream.codec_context.options = decoder_limit(limits)
     return stream

@@ -54,4 +54,5 @@ def sound_stream(part: MediaPart, container: Any) -> Any:
             f"{part.name} has {context.channels} channels of {context.sample_rate} samples a second: convert it to "
             f"at most {CHANNELS} of {RATES[0]} to {RATES[-1]}"
         )
+    context.options = {"max_samples": str(RATES[-1])}  # of one frame
     return stream

@@ -38,7 +38,7 @@ def described(checkpoint: Checkpoint, part: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ForerunError(
-            f"{checkpoint.path / 'config.json'}: {part} does not describe a module that can be"
+            f"{checkpoint.path / 'config.json'}: {part} does not describe anything that can be built"
         ) from error
 
 
@@ -90,15 +90,15 @@ def has_tensors(checkpoint: Checkpoint, *names: str) -> bool:
     return any(name.startswith(beginnings) for name in checkpoint.names())
 
 
-class quiet:
-    """No progress bar of transformers for a tower: forerun has its own."""
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bar of transformers for a tower."""
+    from transformers.utils import logging
 
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self._logging, self._was = logging, logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        if self._was:
-            self._logging.enable_progress_bar()
+    before = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if before:
+            logging.enable_progress_bar()
