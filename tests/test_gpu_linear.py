@@ -7,8 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from forerun.engine.probe import cancelling_rows
+from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu.linear import Products, Tiling, tiling
 from forerun.kernels.matrix import FloatMatrix
+from forerun.kernels.reference import ReferenceKernels
 
 pytestmark = pytest.mark.kernels
 
@@ -43,6 +45,21 @@ def test_gated_product(splits: int) -> None:
     torch.testing.assert_close(got, F.silu(gate) * up, atol=1e-4, rtol=1e-4)
     got = Products(DEVICE)(x, weights, gated=True, gelu=True, cut=Tiling(16, 16, 32, splits, 4, 3))
     torch.testing.assert_close(got, F.gelu(gate, approximate="tanh") * up, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_product_as_a_gate(splits: int) -> None:
+    """What it opens may be columns of something wider; with and without splits, and by torch in a prompt."""
+    weights, x, wide = matrix(40, 72), rows_of(19, 72), rows_of(19, 60)
+    own, cut = wide[:, 11:51], Tiling(16, 16, 32, splits, 4, 3)
+    expected = F.gelu(F.linear(x, weights.weight), approximate="tanh") * own
+    got = Products(DEVICE)(x, weights, gates=own, cut=cut)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(Products(DEVICE)(x[7:8], weights, gates=own[7:8], cut=cut), got[7:8])
+    for kernels in (CudaKernels(DEVICE), ReferenceKernels()):
+        for prefill in (False, True):
+            found = kernels.gate_linear(x, weights, own, prefill)
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from forerun.kernels.interface import (
     Experts,
     HeadLayout,
     HeadNorms,
+    Joined,
     LayerPages,
     PassRows,
 )
@@ -88,15 +90,27 @@ class Composed(ABC):
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
-    def add_norm(self, x: Tensor, weight: Tensor, eps: float, before: Tensor, factor: float) -> Tensor:
+    def add_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        before: Tensor,
+        factor: float,
+        then: Sequence[Tensor] = (),
+        joined: Joined | None = None,
+    ) -> tuple[Tensor, ...]:
+        if joined is not None:
+            x = self.rms_norm(x, joined.norm, eps) + self.rms_norm(joined.other, joined.other_norm, eps)
         out = before + self.rms_norm(x, weight, eps)
-        return out if factor == 1.0 else out * factor
+        out = out if factor == 1.0 else out * factor
+        return (out, *(self.rms_norm(out, each, eps) for each in then))
 
     @abstractmethod
     def gelu_mul(self, gate_up: Tensor) -> Tensor: ...
 
-    def gelu_gate(self, gate: Tensor, x: Tensor) -> Tensor:
-        return self.gelu_mul(torch.cat([gate, x], dim=1))
+    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:
+        return self.gelu_mul(torch.cat([self.linear(x, matrix, prefill), own], dim=1))
 
     def activate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """activation(gate) · up of an expert."""

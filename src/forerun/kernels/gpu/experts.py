@@ -33,8 +33,8 @@ def aligned(x: Tensor) -> Tensor:
 
 
 @on_its_device
-def route(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """The `top` largest of each row in ascending order of their ids, and their softmax.
+def route(logits: Tensor, top: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The `top` largest of each row in ascending order of their ids, and their softmax, times the experts' `scale`.
 
     Ties go to the lower id: ids [rows, top] int64, weights float32.
     """
@@ -45,6 +45,7 @@ def route(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
     block = triton.next_power_of_2(experts)
     _route[(rows,)](
         logits,
+        scale,
         ids,
         weights,
         logits.stride(0),
@@ -60,6 +61,7 @@ def route(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
 @triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=["logits"])
 def _route(
     logits: typing.Any,
+    scale: typing.Any,
     ids: typing.Any,
     weights: typing.Any,
     stride: typing.Any,
@@ -83,7 +85,10 @@ def _route(
     weight = tl.where(chosen, tl.exp(score - tl.max(tl.where(chosen, score, float("-inf")), axis=0)), 0.0)
     place = row * TOP + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
     tl.store(ids + place, number.to(tl.int64), mask=chosen)
-    tl.store(weights + place, weight / tl.sum(weight, axis=0), mask=chosen)
+    share = weight / tl.sum(weight, axis=0)
+    if scale is not None:
+        share = share * tl.load(scale + number, mask=inside, other=0.0)
+    tl.store(weights + place, share, mask=chosen)
 
 
 def can_group(x: Tensor, down: Tensor) -> bool:

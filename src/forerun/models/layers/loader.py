@@ -178,7 +178,6 @@ class Loader:
             input_norm=norm("pre_feedforward_layernorm_2"),
             network_norm=norm("post_feedforward_layernorm_1"),
             output_norm=norm("post_feedforward_layernorm_2"),
-            eps=self.config.eps,
         )
 
     def _per_layer_gate(self, prefix: str, size: int) -> PerLayerGate:
