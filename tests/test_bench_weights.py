@@ -9,6 +9,7 @@ import torch
 from tiny_gemma import tiny_gemma
 from tiny_qwen import tiny_qwen
 
+from forerun.bench.kernel_times import Span, kinds_of
 from forerun.bench.step_weights import chosen_experts, pass_bytes, step_matrices
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.kernels.interface import Kernels, Stacked
@@ -84,3 +85,17 @@ def test_the_experts_of_a_pass_are_counted(tmp_path: Path) -> None:
     assert counts[1][0] == 3  # the same token twice: the first layer sees the same row, up to its position
     assert all(3 <= count <= 6 for count in counts[2]) and max(counts[2]) > 3
     assert "route" not in vars(model.kernels)
+
+
+def test_the_time_of_a_launch_is_shared_out() -> None:
+    """A kernel that waits inside for the one before it is busy meanwhile, but adds only what comes after."""
+    spans = [
+        Span("norm", 10.0, 12.0), Span("product", 11.0, 20.0), Span("norm", 19.0, 21.0), Span("product", 23.0, 30.0)
+    ]  # fmt: skip
+    kinds = {(kind.name, kind.after): kind for kind in kinds_of(spans)}
+    assert sum(kind.added for kind in kinds.values()) == 30.0 - 10.0
+    product = kinds["product", "norm"]
+    assert (product.count, product.busy, product.added) == (2, 16.0, 17.0)
+    assert (kinds["norm", "product"].busy, kinds["norm", "product"].added) == (2.0, 1.0)
+    assert kinds_of(spans)[0] is not product and kinds_of(spans)[0] == product
+    assert kinds_of([]) == []

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from forerun.bench.kernel_times import print_kinds, recorded
 from forerun.bench.random_model import ASSISTANTS, SHAPES, RandomCheckpoint
 from forerun.bench.step_weights import chosen_experts, pass_bytes, step_matrices
 from forerun.bench.timing import captured, device_seconds, wall_seconds
@@ -138,7 +139,7 @@ def rounds_of(
     return statistics.median(walls), graph_seconds
 
 
-def pass_seconds(engine: Engine, width: int) -> tuple[float, int]:
+def pass_seconds(engine: Engine, width: int, profile: bool) -> tuple[float, int]:
     """Device seconds of a target pass of one sequence in the middle of its answer, and the bytes of its weights."""
     decoder, pool, slots = engine.model, engine.pool, device_of(engine).slots
     running(engine, "off", None)
@@ -152,7 +153,10 @@ def pass_seconds(engine: Engine, width: int) -> tuple[float, int]:
     def launch() -> Output:
         return decoder.forward(Pass(tokens, rows, pool.layers, None, False))
 
-    seconds, weights = device_seconds(captured(launch)), pass_bytes(decoder, chosen_experts(decoder, launch))
+    graph, weights = captured(launch), pass_bytes(decoder, chosen_experts(decoder, launch))
+    seconds = device_seconds(graph)
+    if profile:
+        print_kinds(f"a pass of width {width}", recorded(graph))
     stop(engine)
     return seconds, weights
 
@@ -194,8 +198,8 @@ def assistant_seconds(engine: Engine) -> float:
     return (seconds[0] - seconds[1]) / 4
 
 
-def measure_subject(subject: Subject) -> dict[str, float]:
-    """All cells of one model."""
+def measure_subject(subject: Subject, profile: bool) -> dict[str, float]:
+    """All cells of one model; with `profile` it also says where the time of a pass goes."""
     engine = subject.engine
     cells = {"floor_ms": 1e3 * floor(subject)}
     wall, device = rounds_of(engine, "off", None)
@@ -204,7 +208,7 @@ def measure_subject(subject: Subject) -> dict[str, float]:
     cells["host_share"] = max(0.0, 1 - device / wall)
     cells["filtered_wall_ms"] = 1e3 * rounds_of(engine, "off", None, FILTERED)[0]
     cells["filtered_over_plain"] = cells["filtered_wall_ms"] / cells["plain_wall_ms"]
-    (narrow, few), (wide, many) = (pass_seconds(engine, width) for width in (1, 8))
+    (narrow, few), (wide, many) = (pass_seconds(engine, width, profile) for width in (1, 8))
     cells |= {"pass_1_ms": 1e3 * narrow, "pass_8_ms": 1e3 * wide, "width_8_over_1": wide / narrow}
     # Of dense models it is 1; eight rows of a mixture go to more experts than one.
     cells |= {"weights_1_gb": few / 1e9, "weights_8_gb": many / 1e9, "weights_8_over_1": many / few}
@@ -256,6 +260,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--only", choices=(*SUBJECTS, *ASSISTANTS))
     parser.add_argument("--model", default="smollm2", help="the built-in model, or where its file is")
     parser.add_argument("--peer", choices=PEERS, default="eager", help="transformers beside it")
+    parser.add_argument("--profile", action="store_true", help="kernels of a pass by kind: where its time goes")
 
 
 def measure(options: Namespace) -> dict[str, Any]:
@@ -265,7 +270,7 @@ def measure(options: Namespace) -> dict[str, Any]:
     with torch.inference_mode():
         for name in SUBJECTS if options.only is None else (options.only,):
             subject = built_in(options.model) if name == "smollm2" else random_subject(name)
-            table[name] = cells = measure_subject(subject)
+            table[name] = cells = measure_subject(subject, options.profile)
             show(name, cells)
             del subject
             torch.cuda.empty_cache()
