@@ -121,6 +121,21 @@ def test_added_norms(dtype: torch.dtype) -> None:
                 assert torch.equal(each[3:4], alone)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [8, 20])
+def test_inputs_of_layers(size: int, dtype: torch.dtype) -> None:
+    from forerun.kernels.cuda import CudaKernels
+
+    seen, table = random(4, 3 * size, dtype=dtype) * 5, random(7, 3 * size, seed=1, dtype=dtype)
+    norm, tokens = random(size, seed=2).abs(), torch.tensor([6, 0, 3, 3], device=DEVICE)
+    mine = CudaKernels(torch.device(DEVICE))
+    found = mine.layer_inputs(seen, 0.3, norm, 1e-6, tokens, table, 2.5)
+    close = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.02}
+    torch.testing.assert_close(found, SLOW.layer_inputs(seen, 0.3, norm, 1e-6, tokens, table, 2.5), **close)
+    alone = mine.layer_inputs(seen[2:3].clone(), 0.3, norm, 1e-6, tokens[2:3].clone(), table, 2.5)
+    assert torch.equal(alone[0], found[2])
+
+
 def test_logits_of_clusters() -> None:
     from forerun.kernels.cuda import CudaKernels
 

@@ -112,6 +112,21 @@ class Composed(ABC):
     def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:
         return self.gelu_mul(torch.cat([self.linear(x, matrix, prefill), own], dim=1))
 
+    def layer_inputs(
+        self,
+        seen: Tensor,
+        seen_scale: float,
+        norm: Tensor,
+        eps: float,
+        tokens: Tensor,
+        table: Tensor,
+        table_scale: float,
+    ) -> Tensor:
+        known = self.embed(tokens, table).to(seen.dtype) * table_scale
+        wide = self.rms_norm((seen * seen_scale).view(-1, len(norm)), norm, eps)
+        own: Tensor = (wide.view(seen.shape) + known) * 2.0**-0.5
+        return own
+
     def activate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """activation(gate) · up of an expert."""
         return self.silu_mul(gate_up) if activation == "silu" else self.gelu_mul(gate_up)

@@ -16,6 +16,7 @@ from forerun.kernels.gpu import added_norms, gelu, norms, recurrent, recurrent_p
 from forerun.kernels.gpu import attention as attend
 from forerun.kernels.gpu import experts as mixture
 from forerun.kernels.gpu.clusters import cluster_logits
+from forerun.kernels.gpu.layer_inputs import layer_inputs
 from forerun.kernels.gpu.linear import Products
 from forerun.kernels.gpu.rotate_and_store import rotate_and_store
 from forerun.kernels.interface import (
@@ -102,6 +103,18 @@ class CudaKernels:
         if prefill:
             return gelu.gelu_gate(self.linear(x, matrix, prefill), own)
         return self.products(x, weight_of(matrix), gates=own)
+
+    def layer_inputs(
+        self,
+        seen: Tensor,
+        seen_scale: float,
+        norm: Tensor,
+        eps: float,
+        tokens: Tensor,
+        table: Tensor,
+        table_scale: float,
+    ) -> Tensor:
+        return layer_inputs(seen, seen_scale, norm, eps, tokens, table, table_scale)
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         return norms.soft_cap(logits, cap)

@@ -310,6 +310,22 @@ class Kernels(Protocol):
         """gelu(linear(x)) · own, in the form with tanh; own [rows, out] may be a slice of columns."""
         ...
 
+    def layer_inputs(
+        self,
+        seen: Tensor,
+        seen_scale: float,
+        norm: Tensor,
+        eps: float,
+        tokens: Tensor,
+        table: Tensor,
+        table_scale: float,
+    ) -> Tensor:
+        """(rms_norm(seen · seen_scale) + table[tokens] · table_scale) / √2, normed in pieces as long as the norm.
+
+        seen [rows, layers · size], table [vocabulary, layers · size], tokens [rows].
+        """
+        ...
+
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         """cap · tanh(logits / cap) of float32 logits [rows, vocabulary]; may be done in place."""
         ...
