@@ -134,7 +134,8 @@ class Engine:
         if start == 0 and beside and sequence.policy.measures and not self._batch.admits(1 + beside):
             self.drafters.leave_out(sequence)
             sequence.policy = self._controller(sequence)  # other rounds may be ahead of it now
-        return [PromptChunk(sequence, min(start + self.chunk - start % self.chunk, sequence.prompt_length))]
+        stop, media = start + self.chunk - start % self.chunk, sequence.request.media
+        return [PromptChunk(sequence, min(stop if media is None else media.border(stop), sequence.prompt_length))]
 
     def _decide(self, sequences: list[Sequence]) -> list[Wish]:
         """Arm and depth for each."""

@@ -182,9 +182,9 @@ class GraphedPrompts:
         self.passes: dict[tuple[int, bool], Replay[Output]] = {}  # by tokens and features
 
     def takes(self, batch: Pass) -> bool:
-        """Is it a first chunk?"""
+        """Is it a first chunk of text alone?"""
         chunk = batch.rows.chunk
-        first = batch.prefill and chunk is not None and chunk.position == 0
+        first = batch.prefill and chunk is not None and chunk.position == 0 and batch.media is None
         return first and batch.rows.width <= PROMPTS[-1] and batch.wanted is not None
 
     def forward(self, batch: Pass) -> Output:

@@ -82,7 +82,9 @@ class HostExecutor:
         try:
             tokens = list(prompt[cache.length : chunk.stop])
             features = self.drafters.wants_features(sequence) or sequence.request.prompt_logprobs
-            output = self.target.forward(make_pass([(cache, tokens)], last_only=True, prefill=True, features=features))
+            media = sequence.request.media
+            batch = make_pass([(cache, tokens)], last_only=True, prefill=True, features=features, media=media)
+            output = self.target.forward(batch)
             result.keep = partial(self._keep_prompt, turn, count, output)
             if chunk.stop == len(prompt):
                 constrain(turn)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
 from forerun.errors import ForerunError
+from forerun.models.layers.media import PromptMedia
 from forerun.sample.logprobs import MOST_LIKELY
 from forerun.sample.parameters import SamplingParams
 
@@ -29,6 +30,7 @@ class Request:
     accept: AcceptChoice = "coupled"
     kind: str = ""  # of work, as `policy/kinds.py` guesses it
     logprobs: int | None = None  # None: none; 0: of the tokens chosen; k: of the k likeliest as well
+    media: PromptMedia | None = None  # what takes the place of placeholders in the prompt
     prompt_logprobs: bool = False  # of the prompt's tokens after the first too; the likeliest as `logprobs` says
 
     def __post_init__(self) -> None:

@@ -130,6 +130,8 @@ class Chunk:
     position: int  # of its first row
     slot: int = 0  # in the recurrent state
     last: Tensor | None = None  # [1] int64: the last row that counts, where the pass is padded
+    # [rows] int64: rows of one number, if not -1, see each other in layers with a window, later ones too.
+    together: Tensor | None = None
 
 
 @dataclass(slots=True)

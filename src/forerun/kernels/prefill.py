@@ -29,11 +29,16 @@ def gather(table: Tensor, layer: LayerPages, length: int, first: int = 0) -> tup
     return keys[:, : length - first * page], values[:, : length - first * page]
 
 
-def visible(position: int, count: int, begin: int, window: int, device: torch.device) -> Tensor:
-    """Which keys from `begin` to its last row each of `count` rows may read: [count, keys] bool."""
-    row = torch.arange(position, position + count, device=device)[:, None]
-    key = torch.arange(begin, position + count, device=device)[None, :]
+def visible(rows: range, keys: range, window: int, device: torch.device, runs: Tensor | None = None) -> Tensor:
+    """Which of `keys` each of `rows` may read, both positions: [rows, keys] bool.
+
+    `runs` [positions]: rows of one number see each other whatever their order; -1 stands alone.
+    """
+    row = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    key = torch.arange(keys.start, keys.stop, device=device)[None, :]
     mask = key <= row
+    if runs is not None:
+        mask |= (runs[row] == runs[key]) & (runs[row] >= 0)
     return mask & (key > row - window) if window else mask
 
 
@@ -44,21 +49,27 @@ def prefill_attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: L
     """
     assert rows.chunk is not None
     layout, position, page = spec.layout, rows.chunk.position, layer.values.shape[2]
+    end = position + len(qkv)
     first = max(0, position + 1 - spec.window) // page if spec.window else 0  # pages before it may be gone
-    keys, values = gather(rows.table(layer)[0], layer, position + len(qkv), first)
+    keys, values = gather(rows.table(layer)[0], layer, end, first)
     queries = qkv[:, : layout.key_column].unflatten(1, (layout.heads, layout.size)).transpose(0, 1)
-    if position == 0 and not spec.softcap and (not spec.window or len(qkv) <= spec.window):
+    runs = rows.chunk.together if spec.window else None
+    if position == 0 and not spec.softcap and runs is None and (not spec.window or len(qkv) <= spec.window):
         return causal_attention(queries, keys, values, spec.scale, None).transpose(0, 1).flatten(1)
+    if runs is not None:
+        runs = F.pad(runs, (position, 0), value=-1)
     parts = []
     for start in range(0, len(qkv), QUERIES):
-        some, at = queries[:, start : start + QUERIES], position + start
-        begin = max(0, at + 1 - spec.window) if spec.window else 0  # the first key that any of them sees
-        seen = slice(begin - first * page, at + some.shape[1] - first * page)
-        mask = visible(at, some.shape[1], begin, spec.window, qkv.device)
+        some = queries[:, start : start + QUERIES]
+        at = range(position + start, position + start + some.shape[1])
+        begin = max(0, at.start + 1 - spec.window) if spec.window else 0  # the first key that any of them sees
+        seen = range(begin, at.stop if runs is None else end)
+        mask = visible(at, seen, spec.window, qkv.device, runs)
+        here = slice(seen.start - first * page, seen.stop - first * page)
         if spec.softcap:
-            parts.append(capped_attention(some, keys[:, seen], values[:, seen], mask, spec))
+            parts.append(capped_attention(some, keys[:, here], values[:, here], mask, spec))
         else:
-            parts.append(causal_attention(some, keys[:, seen], values[:, seen], spec.scale, mask))
+            parts.append(causal_attention(some, keys[:, here], values[:, here], spec.scale, mask))
     return torch.cat(parts, dim=1).transpose(0, 1).flatten(1)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec, DeltaLayout
 from forerun.models.layers.config import (
+    LARGEST_HEAD,
     AttentionConfig,
     DecoderConfig,
     DenseConfig,
@@ -40,7 +43,7 @@ def hybrid_decoder(config: ConfigReader, feed_forward: DenseConfig | ExpertsConf
     text.only("attn_output_gate", True)
     text.only("output_gate_type", "silu", "swish")
     layout = head_layout(text, HEAD_DIM)
-    rope = read_rope(text, rotary_size(text, layout.size))
+    rope = replace(read_rope(text, rotary_size(text, layout.size)), mrope_section=mrope_section(text))
     mixers: dict[str, AttentionConfig | DeltaLayout] = {
         RECURRENT: delta_layout(text),
         ATTENTION: AttentionConfig(AttentionSpec(layout), rope, head_norms=True, gated=True),
@@ -91,8 +94,22 @@ def delta_layout(text: ConfigReader) -> DeltaLayout:
     return layout
 
 
+def mrope_section(text: ConfigReader) -> tuple[int, ...]:
+    """Pairs of columns that turn with time, height and width."""
+    rope = rope_part(text)
+    sections = rope.integers("mrope_section", (11, 11, 10), high=LARGEST_HEAD)
+    if len(sections) != 3:
+        raise rope.wrong("mrope_section", "a list of three numbers")
+    rope.only("mrope_interleaved", True)
+    return tuple(sections)
+
+
+def rope_part(text: ConfigReader) -> ConfigReader:
+    """The settings of the rotary embedding, under their new name or the old one."""
+    return text.part("rope_parameters" if "rope_parameters" in text else "rope_scaling")
+
+
 def rotary_size(text: ConfigReader, size: int) -> int:
     """Rotated columns of a head of `size` columns."""
-    rope = text.part("rope_parameters" if "rope_parameters" in text else "rope_scaling")
     usual = text.number("partial_rotary_factor", 0.25, high=1.0)
-    return int(size * rope.number("partial_rotary_factor", usual, high=1.0))
+    return int(size * rope_part(text).number("partial_rotary_factor", usual, high=1.0))

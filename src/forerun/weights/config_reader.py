@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.errors import ForerunError
@@ -62,6 +62,13 @@ class ConfigReader:
         value = self._value(name, [])
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
             raise self.wrong(name, "a list of strings")
+        return value
+
+    def integers(self, name: str, default: Sequence[int], *, low: int = 0, high: int = LARGEST) -> list[int]:
+        """A list of whole numbers."""
+        value = self._value(name, list(default))
+        if not isinstance(value, list) or not all(type(entry) is int and low <= entry <= high for entry in value):
+            raise self.wrong(name, f"a list of whole numbers from {low} on")
         return value
 
     def part(self, name: str) -> ConfigReader:

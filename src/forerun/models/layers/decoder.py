@@ -21,6 +21,7 @@ from forerun.progress import Progress
 from forerun.weights.checkpoint import Checkpoint
 
 PACKERS = 2  # packing a matrix runs on one core
+MEDIA_TOKEN = 0  # whose per-layer embedding rows of media get: padding
 
 
 class Decoder:
@@ -106,10 +107,11 @@ class Decoder:
     def forward(self, batch: Pass) -> Output:
         """Run all rows; each sequence's pages and state take part."""
         kernels, angles = self.kernels, self.rope.angles(batch)
-        x = self.embed(batch.tokens)
-        own = None
+        x, tokens, own = self.embed(batch.tokens), batch.tokens, None
+        if batch.media is not None:
+            x, tokens = batch.media.merge(x), batch.media.text(tokens, MEDIA_TOKEN)
         if self.per_layer is not None:
-            own = self.per_layer.forward(kernels, batch.tokens, x, batch.prefill)
+            own = self.per_layer.forward(kernels, tokens, x, batch.prefill)
         tapped: dict[int, Tensor] = {}
         hidden = kernels.rms_norm(x, self.layers[0].input_norm, self.config.eps)
         for index, (layer, norm) in enumerate(zip(self.layers, norms_after(self.layers, self.norm), strict=True)):

@@ -41,6 +41,9 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0  # multiplies cos and sin
     partial_rotary_factor: float = 1.0  # of the pairs of columns: the others have angle 0
+    # Pairs of columns that turn with time, height and width, where media count them apart. They are interleaved in that
+    # order for as long as height and width have some left; the rest turns with time.
+    mrope_section: tuple[int, ...] = ()
 
     def parameters(self) -> dict[str, Any]:
         """As config.json has them."""
@@ -146,11 +149,20 @@ def _yarn(base: Tensor, rope: RopeConfig) -> Tensor:
     return (1.0 / (rope.factor * base)) * (1 - keep) + (1.0 / base) * keep
 
 
+def axes(rope: RopeConfig) -> Tensor:
+    """Which of time (0), height (1) and width (2) each pair of columns turns with: [columns / 2] int64."""
+    axis = torch.zeros(rope.columns // 2, dtype=torch.int64)
+    for number, pairs in enumerate(rope.mrope_section[1:], start=1):
+        axis[number : 3 * pairs : 3] = number
+    return axis
+
+
 class Rope:
     """cos and sin of every position asked for so far."""
 
     def __init__(self, config: RopeConfig, device: torch.device) -> None:
         self.inverse, self.amplitude = frequencies(config).to(device), config.attention_factor
+        self.axis = None if not config.mrope_section else axes(config).to(device)
         self.cos = self.sin = torch.empty(0, config.columns // 2, device=device)
         self.fixed = False
 
@@ -161,8 +173,19 @@ class Rope:
 
     def angles(self, batch: Pass) -> Angles:
         """Of all positions: each row of a pass finds its own. For a device `reserve` must have filled the table."""
+        positions = None if batch.media is None else batch.media.positions
+        if positions is not None and self.axis is not None:
+            assert batch.rows.chunk is not None
+            return self._of_rows(positions, self.axis, batch.rows.chunk.position)
         self._fill(batch.rows.longest)
         return Angles(self.cos, self.sin)
+
+    def _of_rows(self, positions: Tensor, axis: Tensor, first: int) -> Angles:
+        """A table for rows `first` and following of one sequence: time, height and width of each [3, rows]."""
+        turned = positions.float()[axis].T * self.inverse  # [rows, columns / 2]
+        before = self.inverse.new_zeros(first, len(axis))  # of rows that nobody asks for
+        tables = (torch.cat([before, each * self.amplitude]) for each in (turned.cos(), turned.sin()))
+        return Angles(*tables)
 
     def reserve(self, positions: int) -> None:
         """Fill the table up to `positions` now: a captured graph cannot make it grow, and wants it where it is."""

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from forerun.cache.pages import SequenceCache
 from forerun.kernels.interface import Chunk, LayerPages, PassRows
+from forerun.models.layers.media import MediaRows, PromptMedia
 
 Work = list[tuple[SequenceCache, list[int]]]  # tokens to feed to each sequence
 
@@ -27,6 +28,7 @@ class Pass:
     wanted: Tensor | None  # rows whose logits are needed, [n] int64; None = all
     prefill: bool
     features: bool = False  # does a drafter want to see inside?
+    media: MediaRows | None = None  # what takes the place of some tokens of a prefill chunk
 
     def start(self, index: int) -> int:
         """The first row of sequence number `index`."""
@@ -38,7 +40,9 @@ class Pass:
         return torch.cat([pad(part, (0, 0, 0, rows - len(part))) for part, rows in zip(parts, room, strict=True)])
 
 
-def make_pass(work: Work, *, last_only: bool, prefill: bool = False, features: bool = False) -> Pass:
+def make_pass(
+    work: Work, *, last_only: bool, prefill: bool = False, features: bool = False, media: PromptMedia | None = None
+) -> Pass:
     """Tokens to feed to each sequence, as one pass. `last_only`: logits after the last token of each sequence."""
     pool = work[0][0].pool
     assert len(work) == 1 or not prefill
@@ -47,10 +51,14 @@ def make_pass(work: Work, *, last_only: bool, prefill: bool = False, features: b
     rows, tokens, last = (_uniform_rows if pool.on_device else _ragged_rows)(work)
     rows.states = () if pool.states is None else pool.states.layers
     rows.staged = staged[0]
+    seen = None
     if prefill:
-        cache = work[0][0]
+        cache, mine = work[0]
         rows.chunk = Chunk(cache.length, cache.slot or 0)
-    return Pass(tokens, rows, pool.layers, last if last_only else None, prefill, features)
+        if media is not None:
+            seen = media.between(cache.length, cache.length + len(mine))
+            rows.chunk.together = seen.together
+    return Pass(tokens, rows, pool.layers, last if last_only else None, prefill, features, seen)
 
 
 def _ragged_rows(work: Work) -> tuple[PassRows, Tensor, Tensor]:

@@ -1,0 +1,44 @@
+"""Media as they come in: files that nobody has looked into yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from forerun.models.layers.media import PromptMedia
+
+Kind = Literal["image", "video", "audio"]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """One picture, film or recording."""
+
+    kind: Kind
+    data: bytes  # the file as it is
+    name: str  # what errors call it: the name of a file, or the place in a request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaPrompt:
+    """A prompt whose placeholders were expanded: as many tokens as its media have rows."""
+
+    ids: list[int]
+    media: PromptMedia
+
+
+class MediaReader(Protocol):
+    """What a model that sees or hears does with media. Safe in any thread."""
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """What the model can read."""
+        ...
+
+    def read(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
+        """`ids`: a prompt with one placeholder for each part, in order, as the chat template wrote it.
+
+        Whatever is wrong with a part is a ForerunError that names it.
+        """
+        ...

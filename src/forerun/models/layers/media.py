@@ -1,0 +1,75 @@
+"""Media inside a prompt: what the first layer reads in place of placeholder tokens, and where those rows stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaRun:
+    """Consecutive placeholders of a prompt that one picture, frame or stretch of sound takes the place of."""
+
+    start: int  # of the first placeholder, in tokens of the prompt
+    embeddings: Tensor  # [placeholders, hidden]: what the first layer reads
+    whole: bool = False  # its rows see each other in layers with a window, later ones too: one pass must hold them all
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.embeddings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptMedia:
+    """All media of one prompt, in order."""
+
+    runs: Sequence[MediaRun]
+    # [3, tokens of the prompt] int64: time, height and width of every token, in models that count them apart. The last
+    # token stands at its index, so that whatever comes after the prompt does as well: attention sees differences alone.
+    positions: Tensor | None = None
+
+    def border(self, stop: int) -> int:
+        """Where a pass that would end before token `stop` may end: not inside rows that see each other."""
+        return next((run.stop for run in self.runs if run.whole and run.start < stop < run.stop), stop)
+
+    def between(self, start: int, stop: int) -> MediaRows:
+        """The part that tokens `start` to `stop` of the prompt read."""
+        index, parts, together = [], [], torch.full((stop - start,), -1)
+        for number, run in enumerate(self.runs):
+            first, last = max(start, run.start), min(stop, run.stop)
+            if first < last:
+                assert not run.whole or (first, last) == (run.start, run.stop), "rows that see each other were cut"
+                index.append(torch.arange(first - start, last - start))
+                parts.append(run.embeddings[first - run.start : last - run.start])
+                if run.whole:
+                    together[first - start : last - start] = number
+        device = self.runs[0].embeddings.device
+        return MediaRows(
+            torch.cat(index).to(device) if index else None,
+            torch.cat(parts) if parts else None,
+            together.to(device) if bool((together >= 0).any()) else None,
+            None if self.positions is None else self.positions[:, start:stop].to(device),
+        )
+
+
+@dataclass(slots=True)
+class MediaRows:
+    """What media mean for the rows of one prefill pass."""
+
+    index: Tensor | None  # [n] int64: rows that media take the place of
+    embeddings: Tensor | None  # [n, hidden]
+    together: Tensor | None  # [rows] int64: rows of one number, if not -1, see each other in layers with a window
+    positions: Tensor | None  # [3, rows] int64: time, height and width
+
+    def merge(self, x: Tensor) -> Tensor:
+        """Embeddings [rows, hidden] of a pass, media in their places."""
+        if self.index is None or self.embeddings is None:
+            return x
+        return x.index_copy(0, self.index, self.embeddings.to(x.dtype))
+
+    def text(self, tokens: Tensor, padding: int) -> Tensor:
+        """Tokens [rows] of a pass; in the place of media, padding."""
+        return tokens if self.index is None else tokens.index_fill(0, self.index, padding)
