@@ -113,17 +113,10 @@ class Composed(ABC):
         return self.gelu_mul(torch.cat([self.linear(x, matrix, prefill), own], dim=1))
 
     def layer_inputs(
-        self,
-        seen: Tensor,
-        seen_scale: float,
-        norm: Tensor,
-        eps: float,
-        tokens: Tensor,
-        table: Tensor,
-        table_scale: float,
+        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Tensor, table_scale: float
     ) -> Tensor:
         known = self.embed(tokens, table).to(seen.dtype) * table_scale
-        wide = self.rms_norm((seen * seen_scale).view(-1, len(norm)), norm, eps)
+        wide = self.rms_norm((seen * scale).view(-1, len(norm)), norm, eps)
         own: Tensor = (wide.view(seen.shape) + known) * 2.0**-0.5
         return own
 

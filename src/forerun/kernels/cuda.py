@@ -105,16 +105,9 @@ class CudaKernels:
         return self.products(x, weight_of(matrix), gates=own)
 
     def layer_inputs(
-        self,
-        seen: Tensor,
-        seen_scale: float,
-        norm: Tensor,
-        eps: float,
-        tokens: Tensor,
-        table: Tensor,
-        table_scale: float,
+        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Tensor, table_scale: float
     ) -> Tensor:
-        return layer_inputs(seen, seen_scale, norm, eps, tokens, table, table_scale)
+        return layer_inputs(seen, scale, norm, eps, tokens, table, table_scale)
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         return norms.soft_cap(logits, cap)

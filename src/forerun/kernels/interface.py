@@ -313,16 +313,9 @@ class Kernels(Protocol):
         ...
 
     def layer_inputs(
-        self,
-        seen: Tensor,
-        seen_scale: float,
-        norm: Tensor,
-        eps: float,
-        tokens: Tensor,
-        table: Tensor,
-        table_scale: float,
+        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Tensor, table_scale: float
     ) -> Tensor:
-        """(rms_norm(seen · seen_scale) + table[tokens] · table_scale) / √2, normed in pieces as long as the norm.
+        """(rms_norm(seen · scale) + table[tokens] · table_scale) / √2, normed in pieces as long as the norm.
 
         seen [rows, layers · size], table [vocabulary, layers · size], tokens [rows].
         """
