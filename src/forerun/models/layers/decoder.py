@@ -166,4 +166,4 @@ def embedding_table(stored: Tensor, device: torch.device, dtype: torch.dtype) ->
 def unused(name: str, config: DecoderConfig) -> bool:
     """Tensors a checkpoint may carry that the decoder does not need; a head's are read when it is asked for."""
     twice = config.tied and name == "lm_head.weight"
-    return twice or name.endswith("rotary_emb.inv_freq") or name.startswith(config.ignored)
+    return twice or name.endswith("rotary_emb.inv_freq") or name.startswith(config.ignored + config.towers)
