@@ -102,11 +102,16 @@ def test_raw_text_begins_with_bos_and_chats_as_their_template_says(tmp_path: Pat
 
     tokenizer = load_tokenizer(tiny_gemma(tmp_path, "E4B"))
     bare = tokenizer("some text", add_special_tokens=False)["input_ids"]
-    assert encode_prompt(tokenizer, "some text", raw=True) == [tokenizer.bos_token_id, *bare]
+    first = tokenizer.bos_token_id
+    assert encode_prompt(tokenizer, "some text", raw=True) == [first, *bare]
+    for count in (1, 2):  # text that begins with BOS has as many as it says
+        assert encode_prompt(tokenizer, tokenizer.bos_token * count + "some text", raw=True) == [first] * count + bare
     assert encode_prompt(tokenizer, "hello").count(tokenizer.bos_token_id) == 2, "two turns; nothing was added"
     config = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert encode_prompt(load_tokenizer(tmp_path), "some text", raw=True) == bare
+    other = load_tokenizer(tmp_path)
+    assert encode_prompt(other, "some text", raw=True) == bare
+    assert encode_prompt(other, other.bos_token * 2 + "some text", raw=True) == [first] * 2 + bare, "it adds none"
 
 
 def test_the_context_of_the_tests_crosses_the_window() -> None:
