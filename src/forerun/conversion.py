@@ -36,7 +36,7 @@ SIDE_LIMIT = 200 * 2**20
 ROUNDED = (
     *(f".{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down")),
     *(f"linear_attn.{name}.weight" for name in ("in_proj_qkv", "in_proj_z", "out_proj")),
-    *(f".experts.{name}_proj" for name in ("gate_up", "down")),
+    *(f".experts.{name}_proj" for name in ("gate_up", "gate", "up", "down")),
     *(f"per_layer_{name}.weight" for name in ("model_projection", "input_gate", "projection")),
 )
 OUTPUT = "lm_head.weight"
