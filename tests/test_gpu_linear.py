@@ -74,6 +74,17 @@ def test_every_row_alone_and_among_others(shape: tuple[int, int], dtype: torch.d
             assert torch.equal(products(x[first : first + count], weights), alone[first : first + count])
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+def test_capped_product(splits: int) -> None:
+    """Large results are as good as the cap, and none is more."""
+    weights, x = matrix(40, 72), rows_of(3, 72) * 5
+    x[0] *= 1e4
+    got = Products(DEVICE)(x, weights, cap=30.0, cut=Tiling(16, 16, 32, splits, 4, 3))
+    expected = 30 * (F.linear(x.double(), weights.weight.double()) / 30).tanh()
+    torch.testing.assert_close(got.double(), expected, atol=2e-4, rtol=1e-5)
+    assert bool((got.abs() <= 30).all())
+
+
 def test_columns_of_a_wider_row() -> None:
     weights, wide = matrix(40, 72), rows_of(4, 100)
     torch.testing.assert_close(Products(DEVICE)(wide[:, 20:92], weights), F.linear(wide[:, 20:92], weights.weight))

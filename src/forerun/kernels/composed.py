@@ -131,8 +131,13 @@ class Composed(ABC):
     def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
         return self.activate(self.linear(x, matrix, prefill), activation)
 
-    def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
-        return self.linear(x, matrix, prefill=False).float()
+    @abstractmethod
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        """cap · tanh(logits / cap) of float32 logits [rows, vocabulary]; may be done in place."""
+
+    def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
+        found = self.linear(x, matrix, prefill=False).float()
+        return self.soft_cap(found, cap) if cap else found
 
     def rotate_and_store(
         self,

@@ -75,8 +75,8 @@ class CudaKernels:
             return norms.silu_mul(inner) if activation == "silu" else self.gelu_mul(inner)
         return self.products(x, weight_of(matrix), gated=True, gelu=activation == "gelu_tanh")
 
-    def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
-        return self.products(x, weight_of(matrix), dtype=torch.float32)
+    def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
+        return self.products(x, weight_of(matrix), dtype=torch.float32, cap=cap)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norms.rms_norm(x, weight, eps)
@@ -108,9 +108,6 @@ class CudaKernels:
         self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Tensor, table_scale: float
     ) -> Tensor:
         return layer_inputs(seen, scale, norm, eps, tokens, table, table_scale)
-
-    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        return norms.soft_cap(logits, cap)
 
     def rotate_and_store(
         self,

@@ -276,8 +276,11 @@ class Kernels(Protocol):
         """silu_mul(linear(x)), or gelu_mul of it."""
         ...
 
-    def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
-        """linear(x) in float32, by the routine of decoding in prefill too: a prefill's last row is one row."""
+    def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
+        """linear(x) in float32, by the routine of decoding in prefill too: a prefill's last row is one row.
+
+        With a cap they become cap · tanh(logit / cap), in float32 too.
+        """
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -319,10 +322,6 @@ class Kernels(Protocol):
 
         seen [rows, layers · size], table [vocabulary, layers · size], tokens [rows].
         """
-        ...
-
-    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        """cap · tanh(logits / cap) of float32 logits [rows, vocabulary]; may be done in place."""
         ...
 
     def rotate_and_store(

@@ -87,6 +87,7 @@ def _product(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GATES: tl.constexpr,
+    CAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """OUTPUTS counts columns of the result; a gated matrix has twice as many rows, gates first."""
@@ -147,6 +148,8 @@ def _product(
             total = alone / (1.0 + tl.exp(-gelu_exponent(alone))) * beside
         else:
             total = alone + beside
+    if CAP > 0:  # CAP · tanh(total / CAP), with tanh(u) = 1 − 2 / (e^(2u) + 1)
+        total = CAP * (1.0 - 2.0 / (tl.exp(total * (2.0 / CAP)) + 1.0))
     tl.store(out + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :], total, mask=mask)
 
 
@@ -166,11 +169,12 @@ class Products:
         residual: Tensor | None = None,
         gates: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        cap: float = 0.0,
         cut: Tiling | None = None,
     ) -> Tensor:
         """See `run`; on the device of x."""
         with current(x.device):
-            return self.run(x, matrix, gated, gelu, residual, gates, dtype, cut)
+            return self.run(x, matrix, gated, gelu, residual, gates, dtype, cap, cut)
 
     def run(
         self,
@@ -181,11 +185,13 @@ class Products:
         residual: Tensor | None,
         gates: Tensor | None,
         dtype: torch.dtype | None,
+        cap: float,
         cut: Tiling | None,
     ) -> Tensor:
         """x [rows, in] → [rows, out]: with `gated` silu(first half) · second half; plus `residual`; in `dtype`.
 
         With `gelu` too it is gelu(first half) · second half; with `gates` [rows, out] it is gelu(product) · gates.
+        With `cap` the result becomes cap · tanh(result / cap).
         """
         assert residual is None or gates is None
         beside = residual if gates is None else gates
@@ -220,6 +226,7 @@ class Products:
             matrix.bias is not None,
             beside is not None,
             gates is not None,
+            cap,
             "ieee" if x.dtype == torch.float32 else "tf32",
             num_warps=cut.warps,
             num_stages=cut.stages,

@@ -128,9 +128,7 @@ class Decoder:
         return self._logits(features[:, -self.config.hidden :].contiguous())
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self.kernels.logits(hidden, self.head)
-        if self.config.softcap:
-            logits = self.kernels.soft_cap(logits, self.config.softcap)
+        logits = self.kernels.logits(hidden, self.head, self.config.softcap)
         if self.never is not None:
             logits.index_fill_(1, self.never, float("-inf"))
         return logits
