@@ -74,14 +74,15 @@ def _route(
     number = tl.arange(0, BLOCK)
     inside = number < EXPERTS
     score = tl.load(logits + row * stride + number, mask=inside, other=float("-inf")).to(tl.float32)
+    # Scores as integers of the same order, behind them their numbers from the last to the first: one maximum finds the
+    # best and, among equals, the first. Zeros have one sign; what is not a number is above or below all others.
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    rank = (ordered.to(tl.int64) << 32) | (BLOCK - 1 - number).to(tl.int64)
     chosen = number < 0
     for _ in range(TOP):
-        left = inside & (chosen == 0)
-        best = tl.max(tl.where(left, score, float("-inf")), axis=0)
-        # Of a row that is not a number no score is the best; some expert must be named all the same.
-        first = tl.min(tl.where(left & (score == best), number, BLOCK), axis=0)
-        lowest = tl.min(tl.where(left, number, BLOCK), axis=0)
-        chosen = chosen | (number == tl.where(first < BLOCK, first, lowest))
+        best = tl.max(tl.where(inside & (chosen == 0), rank, -0x7FFFFFFFFFFFFFFF - 1), axis=0)
+        chosen = chosen | (inside & (rank == best))
     weight = tl.where(chosen, tl.exp(score - tl.max(tl.where(chosen, score, float("-inf")), axis=0)), 0.0)
     place = row * TOP + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
     tl.store(ids + place, number.to(tl.int64), mask=chosen)
