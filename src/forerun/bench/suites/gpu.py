@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -139,26 +140,34 @@ def rounds_of(
     return statistics.median(walls), graph_seconds
 
 
-def pass_seconds(engine: Engine, width: int, profile: bool) -> tuple[float, int]:
-    """Device seconds of a target pass of one sequence in the middle of its answer, and the bytes of its weights."""
+def pass_of(engine: Engine, width: int) -> Callable[[], Output]:
+    """Runs a target pass of the one sequence that is in the middle of its answer."""
     decoder, pool, slots = engine.model, engine.pool, device_of(engine).slots
-    running(engine, "off", None)
-    engine.settle()
     states = () if pool.states is None else pool.states.layers
     rows = PassRows.uniform(
         width, slots.position[:1].clone(), [table[:1] for table in slots.tables], slots.recurrent[:1], states
     )
     tokens = torch.arange(5, 5 + width, device="cuda")
+    return lambda: decoder.forward(Pass(tokens, rows, pool.layers, None, False))
 
-    def launch() -> Output:
-        return decoder.forward(Pass(tokens, rows, pool.layers, None, False))
 
-    graph, weights = captured(launch), pass_bytes(decoder, chosen_experts(decoder, launch))
-    seconds = device_seconds(graph)
-    if profile:
-        print_kinds(f"a pass of width {width}", recorded(graph))
+def pass_seconds(engine: Engine, width: int) -> tuple[float, int]:
+    """Device seconds of a target pass of one sequence in the middle of its answer, and the bytes of its weights."""
+    running(engine, "off", None)
+    engine.settle()
+    launch = pass_of(engine, width)
+    seconds, weights = device_seconds(captured(launch)), pass_bytes(engine.model, chosen_experts(engine.model, launch))
     stop(engine)
     return seconds, weights
+
+
+def profile(engine: Engine) -> None:
+    """Prints where the time of a narrow and of a wide pass goes."""
+    running(engine, "off", None)
+    engine.settle()
+    for width in (1, 8):
+        print_kinds(f"a pass of width {width}", recorded(captured(pass_of(engine, width))))
+    stop(engine)
 
 
 def draft_seconds(subject: Subject) -> float:
@@ -198,8 +207,8 @@ def assistant_seconds(engine: Engine) -> float:
     return (seconds[0] - seconds[1]) / 4
 
 
-def measure_subject(subject: Subject, profile: bool) -> dict[str, float]:
-    """All cells of one model; with `profile` it also says where the time of a pass goes."""
+def measure_subject(subject: Subject) -> dict[str, float]:
+    """All cells of one model."""
     engine = subject.engine
     cells = {"floor_ms": 1e3 * floor(subject)}
     wall, device = rounds_of(engine, "off", None)
@@ -208,7 +217,7 @@ def measure_subject(subject: Subject, profile: bool) -> dict[str, float]:
     cells["host_share"] = max(0.0, 1 - device / wall)
     cells["filtered_wall_ms"] = 1e3 * rounds_of(engine, "off", None, FILTERED)[0]
     cells["filtered_over_plain"] = cells["filtered_wall_ms"] / cells["plain_wall_ms"]
-    (narrow, few), (wide, many) = (pass_seconds(engine, width, profile) for width in (1, 8))
+    (narrow, few), (wide, many) = (pass_seconds(engine, width) for width in (1, 8))
     cells |= {"pass_1_ms": 1e3 * narrow, "pass_8_ms": 1e3 * wide, "width_8_over_1": wide / narrow}
     # Of dense models it is 1; eight rows of a mixture go to more experts than one.
     cells |= {"weights_1_gb": few / 1e9, "weights_8_gb": many / 1e9, "weights_8_over_1": many / few}
@@ -270,8 +279,10 @@ def measure(options: Namespace) -> dict[str, Any]:
     with torch.inference_mode():
         for name in SUBJECTS if options.only is None else (options.only,):
             subject = built_in(options.model) if name == "smollm2" else random_subject(name)
-            table[name] = cells = measure_subject(subject, options.profile)
+            table[name] = cells = measure_subject(subject)
             show(name, cells)
+            if options.profile:
+                profile(subject.engine)
             del subject
             torch.cuda.empty_cache()
             for peer in PEERS[options.peer]:
