@@ -89,13 +89,13 @@ def test_the_experts_of_a_pass_are_counted(tmp_path: Path) -> None:
 
 def test_the_time_of_a_launch_is_shared_out() -> None:
     """A kernel that waits inside for the one before it is busy meanwhile, but adds only what comes after."""
-    spans = [
-        Span("norm", 10.0, 12.0), Span("product", 11.0, 20.0), Span("norm", 19.0, 21.0), Span("product", 23.0, 30.0)
-    ]  # fmt: skip
-    kinds = {(kind.name, kind.after): kind for kind in kinds_of(spans)}
-    assert sum(kind.added for kind in kinds.values()) == 30.0 - 10.0
-    product = kinds["product", "norm"]
-    assert (product.count, product.busy, product.added) == (2, 16.0, 17.0)
-    assert (kinds["norm", "product"].busy, kinds["norm", "product"].added) == (2.0, 1.0)
-    assert kinds_of(spans)[0] is not product and kinds_of(spans)[0] == product
+    names = ["embed", "norm", "_attend", "product", "norm", "product", "_attend", "product", "norm", "product"]
+    spans = [Span(name, 10.0 * n - 3, 10.0 * n + 6 + n) for n, name in enumerate(names)]
+    kinds = {(kind.name, kind.place): kind for kind in kinds_of(spans)}
+    assert sum(kind.added for kind in kinds.values()) == spans[-1].end - spans[0].start
+    assert next((kind.name, kind.place) for kind in kinds_of(spans)) == ("_attend", "+0")
+    assert kinds["_attend", "+0"].count == 2 and kinds["_attend", "+0"].added == 2 * 11.0
+    assert kinds["_attend", "+0"].busy == (9 + 2) + (9 + 6)
+    assert kinds["product", "+1"].count == kinds["product", "+3"].count == kinds["product", "last +3"].count == 1
+    assert ("embed", "first +1") in kinds and len(kinds) == 9
     assert kinds_of([]) == []
