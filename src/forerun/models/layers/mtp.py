@@ -81,7 +81,9 @@ class MtpHead:
 
     def _join(self, hidden: Tensor, batch: Pass) -> Tensor:
         kernels = self.kernels
-        embedded = self.kernels.embed(batch.tokens, self.embedding).to(hidden.dtype)
+        embedded = kernels.embed(batch.tokens, self.embedding).to(hidden.dtype)
+        if batch.media is not None:
+            embedded = batch.media.merge(embedded)
         pair = [
             kernels.rms_norm(embedded, self.embedding_norm, self.eps),
             kernels.rms_norm(hidden, self.hidden_norm, self.eps),
