@@ -7,7 +7,8 @@ INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 # Such an interpreter may lack what the server needs, which the other files import.
-GPU_TESTS := $(wildcard tests/test_gpu*.py tests/test_device*.py) tests/test_descriptions.py tests/test_sample_choose.py
+GPU_TESTS := $(wildcard tests/test_gpu*.py tests/test_device*.py) tests/test_descriptions.py tests/test_gemma4_device.py \
+	tests/test_sample_choose.py
 
 # A prompt that asks for text it holds: where drafts by lookup pay. Yours: make demo PROMPT='…'
 define DEMO_PROMPT

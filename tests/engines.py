@@ -19,6 +19,7 @@ from forerun.engine.sequence import Sequence as Running
 from forerun.engine.sequence import Status
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.media import PromptMedia
 from forerun.progress import NullProgress
 from forerun.sample.parameters import SamplingParams
 from forerun.weights.checkpoint import open_checkpoint
@@ -104,7 +105,7 @@ class Scripted:
         self.name, self.script = name, script
         self.texts: dict[int, list[int]] = {}
 
-    def open(self, sequence_id: int, tokens: list[int]) -> None:
+    def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:
         self.texts[sequence_id] = list(tokens)
 
     def observe(self, sequence_id: int, tokens: list[int]) -> None:

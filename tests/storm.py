@@ -233,6 +233,7 @@ class Storm:
                 assert (sequence.answer, sequence.finish_reason) == (expected.answer, expected.finish_reason), visit
                 assert sequence.error is None
             self.seen[str(sequence.finish_reason)] += 1
+            self.seen["drafted"] += sequence.counters.drafted
             self.seen["accepted"] += sequence.counters.accepted
 
 

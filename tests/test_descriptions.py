@@ -109,9 +109,11 @@ def check_gelu_and_cap(kernels: Kernels, device: torch.device) -> None:
     expected = torch.nn.functional.gelu(gate.double(), approximate="tanh") * up.double()
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(found[3:4], kernels.gelu_mul(both[3:4].clone()))
-    capped = kernels.soft_cap(both.clone(), 3.0)
+    matrix = kernels.float_matrix(torch.eye(2 * 37, device=device), None)
+    capped = kernels.logits(both, matrix, 3.0)
     torch.testing.assert_close(capped.double(), 3 * (both.double() / 3).tanh(), atol=2e-6, rtol=1e-6)
-    assert torch.equal(capped[3:4], kernels.soft_cap(both[3:4].clone(), 3.0))
+    assert torch.equal(capped[3:4], kernels.logits(both[3:4].clone(), matrix, 3.0))
+    assert torch.equal(kernels.logits(both, matrix), both)
 
 
 @pytest.mark.parametrize("name", KERNELS)

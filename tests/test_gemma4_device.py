@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,11 @@ from forerun.models.layers.rows import make_pass
 from forerun.progress import NullProgress
 from forerun.weights.checkpoint import open_checkpoint
 
-pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)")]
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)"),
+    pytest.mark.skipif(find_spec("transformers.models.gemma4") is None, reason="transformers does not know the family"),
+]
 FEW = {"num_hidden_layers": 2, "layer_types": [SLIDING, FULL], "sliding_window": 9, "vocab_size": 290}
 SHARED = {
     "num_hidden_layers": 4,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from engines import CONTEXT, VOCAB, Scripted, decoder, engine, request, run
+from safetensors.torch import load_file, save_file
 from storm import Storm, random_visit
 from tiny_gemma import VARIANTS, WINDOW, tiny_gemma
 
@@ -101,11 +102,16 @@ def test_raw_text_begins_with_bos_and_chats_as_their_template_says(tmp_path: Pat
 
     tokenizer = load_tokenizer(tiny_gemma(tmp_path, "E4B"))
     bare = tokenizer("some text", add_special_tokens=False)["input_ids"]
-    assert encode_prompt(tokenizer, "some text", raw=True) == [tokenizer.bos_token_id, *bare]
+    first = tokenizer.bos_token_id
+    assert encode_prompt(tokenizer, "some text", raw=True) == [first, *bare]
+    for count in (1, 2):  # text that begins with BOS has as many as it says
+        assert encode_prompt(tokenizer, tokenizer.bos_token * count + "some text", raw=True) == [first] * count + bare
     assert encode_prompt(tokenizer, "hello").count(tokenizer.bos_token_id) == 2, "two turns; nothing was added"
     config = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert encode_prompt(load_tokenizer(tmp_path), "some text", raw=True) == bare
+    other = load_tokenizer(tmp_path)
+    assert encode_prompt(other, "some text", raw=True) == bare
+    assert encode_prompt(other, other.bos_token * 2 + "some text", raw=True) == [first] * 2 + bare, "it adds none"
 
 
 def test_the_context_of_the_tests_crosses_the_window() -> None:
@@ -114,9 +120,20 @@ def test_the_context_of_the_tests_crosses_the_window() -> None:
 
 @pytest.mark.parametrize("variant", ["E4B", "26B-A4B"])
 def test_a_converted_model_says_the_same(variant: str, tmp_path: Path) -> None:
-    """In 8 bits on disk as when loading rounds it; towers are left out."""
+    """In 8 bits on disk as when loading rounds it; towers keep their bits, whatever their matrices are called."""
     folder = tiny_gemma(tmp_path / "whole", variant, nested=True)
+    generator = torch.Generator().manual_seed(5)
+    towers = {
+        "model.embed_vision.embedding_projection.weight": torch.ones(3, 4),
+        "model.vision_tower.encoder.layers.0.self_attn.q_proj.weight": torch.randn(8, 8, generator=generator),
+        "model.audio_tower.layers.0.input_max": torch.tensor(2.5),
+    }
+    save_file(load_file(folder / "model.safetensors") | towers, folder / "model.safetensors", {"format": "pt"})
     done = convert(str(folder), tmp_path / "small", quantize="int8")
+    stored = load_file(done.folder / "model.safetensors")
+    assert all(torch.equal(stored[name], tensor) for name, tensor in towers.items())
+    assert stored["model.language_model.layers.0.self_attn.q_proj.weight"].dtype == torch.int8
+    assert any("3 tensors that turn pictures or sound" in note for note in done.notes)
     assert done.bytes < 0.7 * (folder / "model.safetensors").stat().st_size
     found = [run(engine(decoder(one, quantize=True)), request(LONG))[0].answer for one in (folder, done.folder)]
     assert found[0] == found[1]

@@ -10,16 +10,20 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from test_gemma3 import write as write_gemma3
 from test_models import load, run
-from tiny_gemma import VARIANTS, tiny_gemma
+from tiny_gemma import VARIANTS, random_assistant, random_gemma, save_assistant, save_gemma, tiny_gemma
 
+import forerun
 from forerun.cache.pages import PagePool, SequenceCache
+from forerun.conversion import convert
 from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
 from forerun.text.chat import encode_prompt
 from forerun.weights.gguf_convert import convert_gguf
+from forerun.weights.gguf_header import read_header
+from forerun.weights.suppressed import suppressed_tokens
 from forerun.weights.tokenizer import load_tokenizer
 
 TOKENS = torch.randint(4, 280, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -34,37 +38,45 @@ def write_gguf(file: Path, folder: Path, **changes: Any) -> Path:
     name = config["model_type"].split("_")[0]
     writer = gguf.GGUFWriter(file, name)
     kinds, layers = config["layer_types"], config["num_hidden_layers"]
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(layers)
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_sliding_window(config["sliding_window"])
+    describe(writer, config)
     writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    full = config["rope_parameters"]["full_attention"]
-    writer.add_rope_freq_base(full["rope_theta"])
     if name == "gemma3":
         writer.add_feed_forward_length(config["intermediate_size"])
         writer.add_head_count_kv(config["num_key_value_heads"])
         for add in (writer.add_key_length, writer.add_value_length):
             add(config["head_dim"])
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(full["factor"])
+        writer.add_rope_scaling_factor(config["rope_parameters"]["full_attention"]["factor"])
     else:
         describe_gemma4(writer, config, kinds)
     add_tokenizer(writer, name)
     for key, value in changes.items():
         writer.kv_data[0].pop(key, None)
-        writer.add_uint32(key, value)
+        (writer.add_array if isinstance(value, list) else writer.add_uint32)(key, value)
     tensors = load_file(folder / "model.safetensors")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], layers)
     for key, array in tensors.items():
         add_tensor(writer, names, name, key, array)
+    finish(writer)
+    return file
+
+
+def describe(writer: Any, config: dict[str, Any]) -> None:
+    """What all of them have."""
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+
+
+def finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
 
 
 def describe_gemma4(writer: Any, config: dict[str, Any], kinds: list[str]) -> None:
@@ -109,6 +121,9 @@ def add_tensor(writer: Any, names: Any, family: str, key: str, array: Any) -> No
         writer.add_tensor(names.get_name(key.replace("router.scale", "router.proj")) + ".scale", array)
     elif key.endswith("per_expert_scale"):
         writer.add_tensor(names.get_name(key.replace("router.per_expert_scale", "experts.down_proj")) + ".scale", array)
+    elif key.endswith(("experts.gate_proj", "experts.up_proj")):
+        part = key.rpartition(".")[2].removesuffix("_proj")
+        writer.add_tensor(f"blk.{key.split('.')[2]}.ffn_{part}_exps.weight", array)
     else:
         if family == "gemma3" and key.endswith("norm.weight"):
             array = array + 1
@@ -139,6 +154,78 @@ def test_a_file_is_the_model_it_came_from(variant: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(converted), logits(folder), atol=0 if variant != "gemma3" else 1e-4, rtol=0)
     tokenizer = load_tokenizer(converted)
     assert encode_prompt(tokenizer, "the cat", raw=True) == [PIECES.index(piece) for piece in ("<bos>", "the", "▁cat")]
+
+
+@pytest.mark.parametrize("clusters", [0, 30])
+def test_an_assistant_drafts_as_the_folder_it_came_from(clusters: int, tmp_path: Path) -> None:
+    """Names and metadata as llama.cpp's converter writes them; it drops clusters, and other files' are not read."""
+    target = random_gemma("31B")
+    save_gemma(tmp_path / "target", target)
+    folder = save_assistant(tmp_path / "assistant", random_assistant(target, clusters=clusters))
+    file = write_assistant(tmp_path / "assistant.gguf", folder)
+    converted = convert_gguf(file, tmp_path / "home")
+    settings = json.loads((folder / "config.json").read_text()) | {"use_ordered_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(settings))  # the file has one dense head
+    tensors = {name: each for name, each in load_file(folder / "model.safetensors").items() if "masked" not in name}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    model = forerun.load(str(tmp_path / "target"), draft_model=str(file))
+    assert model.engine.drafters.by_name["assistant"] is not None
+    asked = {"max_tokens": 24, "draft": "assistant", "draft_tokens": 3, "temperature": 3.0, "seed": 1}
+    found = forerun.generate(model, TOKENS, **asked)
+    theirs = forerun.generate(forerun.load(str(tmp_path / "target"), draft_model=str(folder)), TOKENS, **asked)
+    assert (found.tokens, found.drafted, found.accepted) == (theirs.tokens, theirs.drafted, theirs.accepted)
+    assert found.drafted > 0
+    for name, tensor in load_file(converted / "model.safetensors").items():
+        assert np.array_equal(tensor, tensors[name]), name
+
+
+def write_assistant(file: Path, folder: Path) -> Path:
+    """The assistant of a folder as a file."""
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    writer = gguf.GGUFWriter(file, "gemma4-assistant")
+    describe(writer, text)
+    describe_gemma4(writer, text, text["layer_types"])
+    writer.add_uint32("gemma4-assistant.embedding_length_out", config["backbone_hidden_size"])
+    writer.add_uint32("gemma4-assistant.nextn_predict_layers", text["num_hidden_layers"])
+    add_tokenizer(writer, "gemma4")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA4, text["num_hidden_layers"])
+    own = {
+        "pre_projection.weight": "nextn.pre_projection.weight",
+        "post_projection.weight": "nextn.post_projection.weight",
+        "masked_embedding.centroids.weight": "masked_embd_centroids.weight",
+        "masked_embedding.token_ordering": "masked_embd_ordering",
+    }
+    for key, array in load_file(folder / "model.safetensors").items():
+        if key in own:
+            writer.add_tensor(own[key], array.astype(np.int32) if array.dtype == np.int64 else array)
+        else:
+            add_tensor(writer, names, "gemma4", key, array)
+    finish(writer)
+    return file
+
+
+def test_gates_of_experts_may_be_stored_apart(tmp_path: Path) -> None:
+    folder = tiny_gemma(tmp_path / "folder", "26B-A4B")
+    expected, whole = logits(folder), convert(str(folder), tmp_path / "whole", quantize="int8").folder
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("experts.gate_up_proj")]:
+        gate, up = np.split(tensors.pop(name), 2, axis=1)
+        tensors |= {name.replace("gate_up", "gate"): gate.copy(), name.replace("gate_up", "up"): up.copy()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert torch.equal(logits(folder), expected)
+    file = write_gguf(tmp_path / "model.gguf", folder)
+    assert any(tensor.name == "blk.0.ffn_up_exps.weight" for tensor in read_header(file).tensors)
+    assert torch.equal(logits(convert_gguf(file, tmp_path / "home")), expected)
+    small = convert(str(folder), tmp_path / "small", quantize="int8").folder
+    assert load_file(small / "model.safetensors")["model.layers.0.experts.up_proj"].dtype == np.int8
+    assert torch.equal(logits(small), logits(whole))
+
+
+def test_tokens_that_never_come_are_taken_over(tmp_path: Path) -> None:
+    never = {"tokenizer.ggml.suppress_tokens": [7, 9]}
+    file = write_gguf(tmp_path / "model.gguf", tiny_gemma(tmp_path / "folder", "31B"), **never)
+    assert suppressed_tokens(convert_gguf(file, tmp_path / "home")) == {7, 9}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,12 @@ def test_routing_agrees_with_the_reference(count: int, top: int, dtype: torch.dt
     for row in range(2):
         alone = route(logits[row : row + 1].clone(), top)
         assert torch.equal(alone[0][0], ids[row]) and torch.equal(alone[1][0], weights[row])
+    scale = 1 + noise(count, seed=2).abs()
+    same, scaled = route(logits, top, scale)
+    assert torch.equal(same, ids)
+    torch.testing.assert_close(scaled, weights * scale[ids])
+    other, right = REFERENCE.route(logits, top, scale)
+    torch.testing.assert_close(scaled, right.gather(1, other.argsort(dim=1)))
 
 
 def test_routing_breaks_ties_by_number() -> None:

@@ -18,6 +18,7 @@ from forerun.loading import graphed
 from forerun.models.families import build
 from forerun.progress import NullProgress
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in exp")  # of a large logit it is infinite
 # Layers of each kind, with keys of their own and of others: the shapes of all products, and the whole vocabulary.
 SHARING = {"num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2, "num_kv_shared_layers": 2}
 FEW = {"num_hidden_layers": 2, "layer_types": [SLIDING, FULL]}

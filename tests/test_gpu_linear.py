@@ -7,8 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from forerun.engine.probe import cancelling_rows
+from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu.linear import Products, Tiling, tiling
 from forerun.kernels.matrix import FloatMatrix
+from forerun.kernels.reference import ReferenceKernels
 
 pytestmark = pytest.mark.kernels
 
@@ -45,6 +47,21 @@ def test_gated_product(splits: int) -> None:
     torch.testing.assert_close(got, F.gelu(gate, approximate="tanh") * up, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+def test_product_as_a_gate(splits: int) -> None:
+    """What it opens may be columns of something wider; with and without splits, and by torch in a prompt."""
+    weights, x, wide = matrix(40, 72), rows_of(19, 72), rows_of(19, 60)
+    own, cut = wide[:, 11:51], Tiling(16, 16, 32, splits, 4, 3)
+    expected = F.gelu(F.linear(x, weights.weight), approximate="tanh") * own
+    got = Products(DEVICE)(x, weights, gates=own, cut=cut)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(Products(DEVICE)(x[7:8], weights, gates=own[7:8], cut=cut), got[7:8])
+    for kernels in (CudaKernels(DEVICE), ReferenceKernels()):
+        for prefill in (False, True):
+            found = kernels.gate_linear(x, weights, own, prefill)
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_row_alone_and_among_others(shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -55,6 +72,17 @@ def test_every_row_alone_and_among_others(shape: tuple[int, int], dtype: torch.d
     for count in (2, 16, 17, 33, 35):
         for first in (0, 35 - count):
             assert torch.equal(products(x[first : first + count], weights), alone[first : first + count])
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_capped_product(splits: int) -> None:
+    """Large results are as good as the cap, and none is more."""
+    weights, x = matrix(40, 72), rows_of(3, 72) * 5
+    x[0] *= 1e4
+    got = Products(DEVICE)(x, weights, cap=30.0, cut=Tiling(16, 16, 32, splits, 4, 3))
+    expected = 30 * (F.linear(x.double(), weights.weight.double()) / 30).tanh()
+    torch.testing.assert_close(got.double(), expected, atol=2e-4, rtol=1e-5)
+    assert bool((got.abs() <= 30).all())
 
 
 def test_columns_of_a_wider_row() -> None:

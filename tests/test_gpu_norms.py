@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.gpu import norms
+from forerun.kernels.interface import Joined
 from forerun.kernels.reference import ReferenceKernels
 
 pytestmark = pytest.mark.kernels
@@ -95,20 +96,44 @@ def test_embed(width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gelu_gates_and_added_norms(dtype: torch.dtype) -> None:
+def test_added_norms(dtype: torch.dtype) -> None:
     """As the reference has them, and a row's bits are its own."""
     from forerun.kernels.cuda import CudaKernels
 
     mine, theirs = CudaKernels(torch.device(DEVICE)), ReferenceKernels()
     generator = torch.Generator().manual_seed(3)
     x, before = (torch.randn(5, 37, generator=generator).to(DEVICE, dtype) for _ in range(2))
-    wide, weight = torch.randn(5, 60, generator=generator).to(DEVICE, dtype), torch.rand(37, generator=generator)
+    weight = torch.rand(37, generator=generator)
     close = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.02}
-    added = mine.add_norm(x, weight.to(DEVICE), 1e-6, before, 0.75)
-    torch.testing.assert_close(added, theirs.add_norm(x, weight.to(DEVICE), 1e-6, before, 0.75), **close)
-    assert torch.equal(added[3:4], mine.add_norm(x[3:4].clone(), weight.to(DEVICE), 1e-6, before[3:4].clone(), 0.75))
-    own = wide[:, 11:48]
-    torch.testing.assert_close(mine.gelu_gate(x, own), theirs.gelu_gate(x, own), **close)
+    weights = [weight.to(DEVICE) * size for size in (1.0, 0.5, 2.0, 1.5, 0.8, 1.2)]
+    other = torch.randn(5, 37, generator=generator).to(DEVICE, dtype)
+    for count in range(4):
+        for beside in (None, other):
+            joined = None if beside is None else Joined(weights[4], beside, weights[5])
+            found = mine.add_norm(x, weights[0], 1e-6, before, 0.75, weights[1 : 1 + count], joined)
+            expected = theirs.add_norm(x, weights[0], 1e-6, before, 0.75, weights[1 : 1 + count], joined)
+            assert len(found) == 1 + count
+            for each, right in zip(found, expected, strict=True):
+                torch.testing.assert_close(each, right, **close)
+            last = joined and Joined(joined.norm, other[3:4].clone(), joined.other_norm)
+            again = x[3:4].clone(), weights[0], 1e-6, before[3:4].clone(), 0.75, weights[1 : 1 + count], last
+            for each, alone in zip(found, mine.add_norm(*again), strict=True):
+                assert torch.equal(each[3:4], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [8, 20])
+def test_inputs_of_layers(size: int, dtype: torch.dtype) -> None:
+    from forerun.kernels.cuda import CudaKernels
+
+    seen, table = random(4, 3 * size, dtype=dtype) * 5, random(7, 3 * size, seed=1, dtype=dtype)
+    norm, tokens = random(size, seed=2).abs(), torch.tensor([6, 0, 3, 3], device=DEVICE)
+    mine = CudaKernels(torch.device(DEVICE))
+    found = mine.layer_inputs(seen, 0.3, norm, 1e-6, tokens, table, 2.5)
+    close = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.04, "rtol": 0.02}
+    torch.testing.assert_close(found, SLOW.layer_inputs(seen, 0.3, norm, 1e-6, tokens, table, 2.5), **close)
+    alone = mine.layer_inputs(seen[2:3].clone(), 0.3, norm, 1e-6, tokens[2:3].clone(), table, 2.5)
+    assert torch.equal(alone[0], found[2])
 
 
 def test_logits_of_clusters() -> None:

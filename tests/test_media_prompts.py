@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from engines import CHUNK, VOCAB, decoder, engine, pool_for, request, run
+from engines import CHUNK, PAGE, VOCAB, decoder, engine, pool_for, request, run
 from tiny_gemma import VARIANTS, WINDOW, random_gemma, save_gemma
 from tiny_qwen import random_model, save_model
 from torch import Tensor
 
-from forerun.cache.pages import SequenceCache
+from forerun.cache.pages import PagePool, SequenceCache
+from forerun.draft.mtp import MtpDrafter
 from forerun.kernels import prefill
+from forerun.kernels.interface import AttentionSpec
 from forerun.kernels.prefill import visible
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.media import MediaRun, PromptMedia
@@ -138,3 +140,33 @@ def test_answers_depend_on_media_and_not_on_drafts(variant: str, temperature: fl
     for depth in (None, 1, 4):
         drafted = [replace(wish, draft="lookup", draft_tokens=depth) for wish in wishes]
         assert [s.answer for s in run(engine(model), *drafted)] == alone
+
+
+def test_a_head_sees_media_one_row_earlier_and_goes_on_after_them() -> None:
+    positions = torch.arange(10).expand(3, -1) + torch.tensor([[0], [100], [200]])
+    first = MediaRun(0, torch.arange(2.0)[:, None])
+    media = PromptMedia([first, MediaRun(6, torch.arange(10.0, 14.0)[:, None])], positions).one_earlier()
+    rows = media.between(0, 12)
+    assert rows.index is not None and rows.embeddings is not None and rows.positions is not None
+    assert rows.index.tolist() == [0, 5, 6, 7, 8] and rows.embeddings[:, 0].tolist() == [1, 10, 11, 12, 13]
+    assert rows.positions[1].tolist() == [*range(100, 110), 10, 11], "behind the prompt at their index"
+    later = media.between(9, 12)
+    assert later.index is None and later.positions is not None and later.positions[2].tolist() == [209, 10, 11]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_of_a_native_head_change_nothing(temperature: float, tmp_path: Path) -> None:
+    model = decoder(save_model(tmp_path, random_model(False)), quantize=False)
+    positions = torch.arange(len(TOKENS)).expand(3, -1) + torch.tensor([[0], [1], [2]])
+    asked = request(TOKENS, temperature=temperature, seed=3, max_tokens=30)
+    wishes = [replace(asked, media=replace(pictures(seed), positions=positions)) for seed in (0, 1)] + [asked]
+    alone = [run(engine(model), wish)[0].answer for wish in wishes]
+    assert alone[0] != alone[1] != alone[2] != alone[0]
+    for depth in (1, 3):
+        machine, head = engine(model), model.native_head()
+        assert head is not None
+        own = PagePool([AttentionSpec(head.layout)], 100, PAGE, torch.float32, torch.device("cpu"))
+        machine.drafters.by_name["mtp"] = MtpDrafter(head, own, VOCAB, CHUNK)
+        drafted = [replace(wish, draft="mtp", draft_tokens=depth) for wish in wishes]
+        answers = run(machine, *drafted)
+        assert [s.answer for s in answers] == alone and all(s.counters.drafted for s in answers)

@@ -1,7 +1,7 @@
 """`forerun convert`: a checkpoint rewritten as forerun loads it fastest, its head checked and kept.
 
-What forerun does not read (a vision model, say) is left out; everything else keeps its bits, or is rounded to 8 bits
-exactly as loading would do it. The folder appears complete or not at all.
+What forerun does not read is left out; everything else keeps its bits, or is rounded to 8 bits exactly as loading would
+do it. Towers that see and hear are copied as they are. The folder appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.kernels.matrix import round_to_int8
 from forerun.kernels.reference import ReferenceKernels
-from forerun.media.loading import media_tensors
 from forerun.models.families import build
 from forerun.progress import NullProgress, Progress
 from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
@@ -37,7 +36,7 @@ SIDE_LIMIT = 200 * 2**20
 ROUNDED = (
     *(f".{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down")),
     *(f"linear_attn.{name}.weight" for name in ("in_proj_qkv", "in_proj_z", "out_proj")),
-    *(f".experts.{name}_proj" for name in ("gate_up", "down")),
+    *(f".experts.{name}_proj" for name in ("gate_up", "gate", "up", "down")),
     *(f"per_layer_{name}.weight" for name in ("model_projection", "input_gate", "projection")),
 )
 OUTPUT = "lm_head.weight"
@@ -65,14 +64,23 @@ def convert(source: str, target: Path, *, quantize: str = "none", progress: Prog
         checkpoint = open_checkpoint(find(source, progress=progress))
         if quantize == "int8" and checkpoint.config.get("quantization_config"):
             raise ForerunError(f"{checkpoint.path} is in 8 bits already: convert it without --quantize")
-        names, notes = examine(checkpoint)
-        return write_folder(checkpoint, names, notes, target, quantize == "int8", progress)
+        plan = examine(checkpoint)
+        return write_folder(checkpoint, plan, target, quantize == "int8", progress)
     except OSError as error:
         raise ForerunError(f"cannot write {target}: {error.strerror or type(error).__name__}") from error
 
 
-def examine(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
-    """The tensors forerun reads, every shape checked, and what a user should know about them."""
+@dataclass(slots=True)
+class Plan:
+    """What a conversion is about to do."""
+
+    names: list[str]  # of the tensors that are kept
+    towers: tuple[str, ...]  # beginnings of names of those that are copied whatever the rest becomes
+    notes: list[str]
+
+
+def examine(checkpoint: Checkpoint) -> Plan:
+    """The tensors forerun reads, every shape of the decoder's checked, and what a user should know about them."""
     notes = []
     # Built on the device without memory: names and shapes are checked by the code that loads, nothing is read.
     decoder = build(checkpoint, ReferenceKernels(), torch.device("meta"), torch.float32, NullProgress())
@@ -82,23 +90,22 @@ def examine(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
             notes.append(f"its MTP head is complete ({count} tensors) and kept")
     except ForerunError as error:
         notes.append(f"no usable MTP head: {error}")
-    media = media_tensors(checkpoint)
-    if media:
-        notes.append(f"{len(media)} tensors for pictures, films or sound are kept as they are")
-    left = checkpoint.leftovers(lambda name: name.startswith("mtp.") or name in media)
+    towers = decoder.config.towers
+    left = checkpoint.leftovers(lambda name: name.startswith(("mtp.", *towers)))
     if left:
         notes.append(f"{len(left)} tensors that forerun does not read are left out ({left[0]}, …)")
-    return sorted(checkpoint.names() - set(left)), notes
+    kept = sorted(checkpoint.names() - set(left))
+    if seeing := sum(name.startswith(towers) for name in kept):
+        notes.append(f"{seeing} tensors that turn pictures or sound into rows are copied as they are")
+    return Plan(kept, towers, notes)
 
 
-def write_folder(
-    checkpoint: Checkpoint, names: list[str], notes: list[str], target: Path, rounded: bool, progress: Progress
-) -> Conversion:
+def write_folder(checkpoint: Checkpoint, plan: Plan, target: Path, rounded: bool, progress: Progress) -> Conversion:
     """Beside the target first, then under its name."""
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        count, size = write_weights(checkpoint, names, work, rounded, progress)
+        count, size = write_weights(checkpoint, plan, work, rounded, progress)
         copy_side_files(checkpoint.path, work)
         config = dict(checkpoint.config) | {SOURCE_HASH: fingerprint(checkpoint)}
         if rounded:
@@ -113,12 +120,10 @@ def write_folder(
         os.rename(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Conversion(target, count, size, notes)
+    return Conversion(target, count, size, plan.notes)
 
 
-def write_weights(
-    checkpoint: Checkpoint, names: list[str], work: Path, rounded: bool, progress: Progress
-) -> tuple[int, int]:
+def write_weights(checkpoint: Checkpoint, plan: Plan, work: Path, rounded: bool, progress: Progress) -> tuple[int, int]:
     """All tensors, in files of a few gigabytes. Returns how many there are and their size."""
     places: dict[str, int] = {}
     shard: dict[str, Tensor] = {}
@@ -132,9 +137,10 @@ def write_weights(
         shard.clear()
         held = 0
 
-    with progress.task("converting weights", len(names)) as task:
-        for name in names:
-            for stored, tensor in stored_as(checkpoint, name, rounded):
+    with progress.task("converting weights", len(plan.names)) as task:
+        for name in plan.names:
+            smaller = rounded and is_rounded(name) and not name.startswith(plan.towers)
+            for stored, tensor in stored_as(checkpoint, name, smaller):
                 if held and held + tensor.nbytes > SHARD:
                     write_shard()
                 shard[stored] = tensor.contiguous()
@@ -154,7 +160,7 @@ def write_weights(
 def stored_as(checkpoint: Checkpoint, name: str, rounded: bool) -> Iterator[tuple[str, Tensor]]:
     """A tensor under its name, or as 8-bit values and the scales of its rows."""
     tensor = checkpoint.raw(name)
-    if not rounded or not is_rounded(name):
+    if not rounded:
         yield name, tensor
         return
     values, scale = round_to_int8(tensor.flatten(0, -2))

@@ -18,6 +18,7 @@ from forerun.draft.drawing import Drawing
 from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
 from forerun.kernels.interface import PassRows
 from forerun.models.layers.assistant import Assistant
+from forerun.models.layers.media import PromptMedia
 from forerun.models.layers.rows import Pass, last_rows
 
 
@@ -46,7 +47,7 @@ class AssistantDrafter:
         self.assistant, self.pool, self.vocab = assistant, pool, min(vocab, assistant.vocab)
         self._states: dict[int, State] = {}
 
-    def open(self, sequence_id: int, tokens: list[int]) -> None:
+    def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:  # noqa: ARG002
         self._states[sequence_id] = State(len(tokens), tokens[-1])
 
     def observe(self, sequence_id: int, tokens: list[int]) -> None:

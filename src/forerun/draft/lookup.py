@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from forerun.draft.automaton import SuffixAutomaton
 from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
 from forerun.errors import ForerunError
+from forerun.models.layers.media import PromptMedia
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +38,7 @@ class Lookup:
         self._automata: dict[int, SuffixAutomaton] = {}
         self._queued: dict[int, list[int]] = {}
 
-    def open(self, sequence_id: int, tokens: list[int]) -> None:
+    def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:  # noqa: ARG002
         """Indexes the prompt."""
         self._automata[sequence_id] = SuffixAutomaton(tokens)
         self._queued[sequence_id] = []

@@ -11,6 +11,7 @@ from forerun.draft.drawing import Drawing
 from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.media import PromptMedia
 from forerun.models.layers.rows import make_pass
 
 FEW = 16  # rows that are caught up in a decode pass
@@ -52,7 +53,7 @@ class ModelDrafter:
         self.model, self.pool, self.vocab, self.chunk = model, pool, vocab, chunk
         self._states: dict[int, State] = {}
 
-    def open(self, sequence_id: int, tokens: list[int]) -> None:
+    def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:  # noqa: ARG002
         self._states[sequence_id] = State(SequenceCache(self.pool), list(tokens))
 
     def observe(self, sequence_id: int, tokens: list[int]) -> None:

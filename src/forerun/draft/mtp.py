@@ -16,6 +16,7 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.drawing import Drawing
 from forerun.draft.mtp_device import MtpDeviceHalf
 from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
+from forerun.models.layers.media import PromptMedia
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import make_pass
 
@@ -38,6 +39,7 @@ class State:
 
     cache: SequenceCache
     tokens: list[int]  # committed by the target, the pending one included
+    media: PromptMedia | None = None  # of its prompt, where its slots see them
     queue: list[Tensor] = field(default_factory=list)  # each [rows, features]
     fed: int = 0  # slots whose features have come
     last: Tensor | None = None  # [hidden], the head's output at the last slot of the cache
@@ -82,8 +84,9 @@ class MtpDrafter:
         self._states: dict[int, State] = {}  # whoever was served last comes last
         self._held: set[int] = set()  # by a device: their pages stay where they are
 
-    def open(self, sequence_id: int, tokens: list[int]) -> None:
-        self._states[sequence_id] = State(SequenceCache(self.pool), list(tokens))
+    def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:
+        shown = None if media is None else media.one_earlier()
+        self._states[sequence_id] = State(SequenceCache(self.pool), list(tokens), shown)
 
     def observe(self, sequence_id: int, tokens: list[int]) -> None:
         self._states[sequence_id].tokens += tokens
@@ -201,7 +204,8 @@ class MtpDrafter:
         while state.ready > FEW:
             count = min(state.ready - 1, self.chunk)
             features = self.head.fuse(state.waiting()[:count], prefill=True)
-            batch = make_pass([(state.cache, state.next_tokens(count))], last_only=True, prefill=True)
+            work = [(state.cache, state.next_tokens(count))]
+            batch = make_pass(work, last_only=True, prefill=True, media=state.media)
             self.head.fill(features, batch)
             state.keep(count, None)
 

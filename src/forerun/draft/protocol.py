@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from forerun.cache.pages import SequenceCache
     from forerun.kernels.gpu.editing import EditTables
+    from forerun.models.layers.media import PromptMedia
     from forerun.sample.row import Row
 
 
@@ -136,8 +137,8 @@ class Drafter(Protocol):
     name: str
     wants_features: bool  # does it look inside the target? Then `feed` is called.
 
-    def open(self, sequence_id: int, tokens: list[int]) -> None:
-        """A sequence begins; `tokens` is its prompt."""
+    def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:
+        """A sequence begins; `tokens` is its prompt, and `media` what stands in it in place of placeholders."""
         ...
 
     def observe(self, sequence_id: int, tokens: list[int]) -> None:

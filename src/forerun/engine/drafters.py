@@ -64,7 +64,7 @@ class Drafters:
         told = sequence.told.get(drafter.name)
         if told is None:
             told = sequence.prompt_length
-            drafter.open(sequence.id, sequence.tokens[:told])
+            drafter.open(sequence.id, sequence.tokens[:told], sequence.request.media)
         if told < len(sequence.tokens):
             drafter.observe(sequence.id, sequence.tokens[told:])
         sequence.told[drafter.name] = len(sequence.tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from forerun.kernels.interface import (
     Experts,
     HeadLayout,
     HeadNorms,
+    Joined,
     LayerPages,
     PassRows,
 )
@@ -88,15 +90,35 @@ class Composed(ABC):
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
-    def add_norm(self, x: Tensor, weight: Tensor, eps: float, before: Tensor, factor: float) -> Tensor:
+    def add_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        before: Tensor,
+        factor: float,
+        then: Sequence[Tensor] = (),
+        joined: Joined | None = None,
+    ) -> tuple[Tensor, ...]:
+        if joined is not None:
+            x = self.rms_norm(x, joined.norm, eps) + self.rms_norm(joined.other, joined.other_norm, eps)
         out = before + self.rms_norm(x, weight, eps)
-        return out if factor == 1.0 else out * factor
+        out = out if factor == 1.0 else out * factor
+        return (out, *(self.rms_norm(out, each, eps) for each in then))
 
     @abstractmethod
     def gelu_mul(self, gate_up: Tensor) -> Tensor: ...
 
-    def gelu_gate(self, gate: Tensor, x: Tensor) -> Tensor:
-        return self.gelu_mul(torch.cat([gate, x], dim=1))
+    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:
+        return self.gelu_mul(torch.cat([self.linear(x, matrix, prefill), own], dim=1))
+
+    def layer_inputs(
+        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Tensor, table_scale: float
+    ) -> Tensor:
+        known = self.embed(tokens, table).to(seen.dtype) * table_scale
+        wide = self.rms_norm((seen * scale).view(-1, len(norm)), norm, eps)
+        own: Tensor = (wide.view(seen.shape) + known) * 2.0**-0.5
+        return own
 
     def activate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """activation(gate) · up of an expert."""
@@ -109,8 +131,13 @@ class Composed(ABC):
     def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
         return self.activate(self.linear(x, matrix, prefill), activation)
 
-    def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
-        return self.linear(x, matrix, prefill=False).float()
+    @abstractmethod
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        """cap · tanh(logits / cap) of float32 logits [rows, vocabulary]; may be done in place."""
+
+    def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
+        found = self.linear(x, matrix, prefill=False).float()
+        return self.soft_cap(found, cap) if cap else found
 
     def rotate_and_store(
         self,

@@ -55,10 +55,10 @@ class RecurrentCpu(Composed):
         compiled.gated_norm(x.numpy(), gate.numpy(), first, weight.numpy(), np.float32(eps), out.numpy())
         return out
 
-    def route(self, logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, top: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
         ids, weights = torch.empty(len(logits), top, dtype=torch.long), torch.empty(len(logits), top)
         compiled.route(logits.numpy(), ids.numpy(), weights.numpy())
-        return ids, weights
+        return ids, weights if scale is None else weights * scale[ids]
 
     def experts(
         self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool, activation: Activation = "silu"

@@ -6,14 +6,17 @@ graph.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from forerun.kernels.gpu import added_norms, gelu, norms, recurrent, recurrent_prefill
 from forerun.kernels.gpu import attention as attend
 from forerun.kernels.gpu import experts as mixture
-from forerun.kernels.gpu import gelu, norms, recurrent, recurrent_prefill
 from forerun.kernels.gpu.clusters import cluster_logits
+from forerun.kernels.gpu.layer_inputs import layer_inputs
 from forerun.kernels.gpu.linear import Products
 from forerun.kernels.gpu.rotate_and_store import rotate_and_store
 from forerun.kernels.interface import (
@@ -27,6 +30,7 @@ from forerun.kernels.interface import (
     Experts,
     HeadLayout,
     HeadNorms,
+    Joined,
     LayerPages,
     PassRows,
     Stacked,
@@ -71,8 +75,8 @@ class CudaKernels:
             return norms.silu_mul(inner) if activation == "silu" else self.gelu_mul(inner)
         return self.products(x, weight_of(matrix), gated=True, gelu=activation == "gelu_tanh")
 
-    def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
-        return self.products(x, weight_of(matrix), dtype=torch.float32)
+    def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
+        return self.products(x, weight_of(matrix), dtype=torch.float32, cap=cap)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norms.rms_norm(x, weight, eps)
@@ -80,17 +84,30 @@ class CudaKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return norms.silu_mul(gate_up)
 
-    def add_norm(self, x: Tensor, weight: Tensor, eps: float, before: Tensor, factor: float) -> Tensor:
-        return gelu.add_norm(x, weight, eps, before, factor)
+    def add_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        before: Tensor,
+        factor: float,
+        then: Sequence[Tensor] = (),
+        joined: Joined | None = None,
+    ) -> tuple[Tensor, ...]:
+        return added_norms.add_norm(x, weight, eps, before, factor, then, joined)
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return gelu.gelu_gate(*gate_up.chunk(2, dim=1))
 
-    def gelu_gate(self, gate: Tensor, x: Tensor) -> Tensor:
-        return gelu.gelu_gate(gate, x)
+    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:
+        if prefill:
+            return gelu.gelu_gate(self.linear(x, matrix, prefill), own)
+        return self.products(x, weight_of(matrix), gates=own)
 
-    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        return norms.soft_cap(logits, cap)
+    def layer_inputs(
+        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Tensor, table_scale: float
+    ) -> Tensor:
+        return layer_inputs(seen, scale, norm, eps, tokens, table, table_scale)
 
     def rotate_and_store(
         self,
@@ -133,8 +150,8 @@ class CudaKernels:
     def gated_norm(self, x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
         return norms.gated_norm(x, gate, first, weight, eps)
 
-    def route(self, logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        return mixture.route(logits, top)
+    def route(self, logits: Tensor, top: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return mixture.route(logits, top, scale)
 
     def pack_experts(self, experts: list[Expert]) -> Experts:
         gate_up = torch.stack([weight_of(expert.gate_up).weight for expert in experts])

@@ -204,6 +204,15 @@ class HeadNorms:
 
 
 @dataclass(slots=True)
+class Joined:
+    """Rows that are added to others before anything else; both are normed for it."""
+
+    norm: Tensor  # [width] of the rows they are added to, as other_norm
+    other: Tensor  # [rows, width]
+    other_norm: Tensor
+
+
+@dataclass(slots=True)
 class Decay:
     """How fast the state of each value head fades: α = exp(rate · softplus(input + bias))."""
 
@@ -267,16 +276,31 @@ class Kernels(Protocol):
         """silu_mul(linear(x)), or gelu_mul of it."""
         ...
 
-    def logits(self, x: Tensor, matrix: Matrix) -> Tensor:
-        """linear(x) in float32, by the routine of decoding in prefill too: a prefill's last row is one row."""
+    def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
+        """linear(x) in float32, by the routine of decoding in prefill too: a prefill's last row is one row.
+
+        With a cap they become cap · tanh(logit / cap), in float32 too.
+        """
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[rows, width] → [rows, width], computed in float32."""
         ...
 
-    def add_norm(self, x: Tensor, weight: Tensor, eps: float, before: Tensor, factor: float) -> Tensor:
-        """(before + rms_norm(x)) · factor."""
+    def add_norm(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        before: Tensor,
+        factor: float,
+        then: Sequence[Tensor] = (),
+        joined: Joined | None = None,
+    ) -> tuple[Tensor, ...]:
+        """(before + rms_norm(x)) · factor, and the norms of that with the weights `then`, up to three.
+
+        Where something is joined, x is rms_norm(x) + rms_norm(other) first.
+        """
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -287,12 +311,17 @@ class Kernels(Protocol):
         """[rows, 2·width] → gelu(first half), in the form with tanh, · second half."""
         ...
 
-    def gelu_gate(self, gate: Tensor, x: Tensor) -> Tensor:
-        """gelu(gate) · x, in the form with tanh; both [rows, width], x may be a slice of columns."""
+    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:
+        """gelu(linear(x)) · own, in the form with tanh; own [rows, out] may be a slice of columns."""
         ...
 
-    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        """cap · tanh(logits / cap) of float32 logits [rows, vocabulary]; may be done in place."""
+    def layer_inputs(
+        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Tensor, table_scale: float
+    ) -> Tensor:
+        """(rms_norm(seen · scale) + table[tokens] · table_scale) / √2, normed in pieces as long as the norm.
+
+        seen [rows, layers · size], table [vocabulary, layers · size], tokens [rows].
+        """
         ...
 
     def rotate_and_store(
@@ -342,8 +371,11 @@ class Kernels(Protocol):
         """RMS norm of each head of x [rows, heads · size], times weight, times silu of gate's columns from `first`."""
         ...
 
-    def route(self, logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        """The `top` largest of each row, in some order, and their softmax: ids [rows, top] int64, weights float32."""
+    def route(self, logits: Tensor, top: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The `top` largest of each row, in some order, and their softmax: ids [rows, top] int64, weights float32.
+
+        With a scale [experts] float32 the weights are multiplied by those of their experts.
+        """
         ...
 
     def pack_experts(self, experts: list[Expert]) -> Experts:

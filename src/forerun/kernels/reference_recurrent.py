@@ -83,12 +83,13 @@ class RecurrentReference(Composed):
             rows.append((wide.flatten(1) * F.silu(mine.float())).to(x.dtype))
         return torch.cat(rows)
 
-    def route(self, logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, top: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
         ids, weights = [], []
         for row in logits.float():
             largest, places = row.sort(descending=True, stable=True)
             ids.append(places[:top])
-            weights.append(largest[:top].softmax(-1))
+            shares = largest[:top].softmax(-1)
+            weights.append(shares if scale is None else shares * scale[ids[-1]])
         return torch.stack(ids), torch.stack(weights)
 
     def experts(

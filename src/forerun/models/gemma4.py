@@ -94,6 +94,7 @@ def read_config(config: ConfigReader) -> DecoderConfig:
         per_layer=PerLayerConfig(size, text.integer("vocab_size_per_layer_input", 262144)) if size else None,
         never=media_tokens(config) if text is not config else (),
         prefixes=PREFIXES,
+        towers=tuple(f"model.{tower}" for tower in TOWERS),
         ignored=ignored(range(first, len(shapes))),
     )
 
@@ -205,7 +206,6 @@ def media_tokens(config: ConfigReader) -> tuple[int, ...]:
 
 
 def ignored(sharing: Sequence[int]) -> tuple[str, ...]:
-    """Beginnings of tensors that a text decoder does not read: towers, and what files may hold of layers that share."""
-    names = [f"model.{tower}" for tower in TOWERS]
+    """Beginnings of tensors that nobody reads: what files may hold of layers that share."""
     unread = [f"layers.{index}.self_attn.{part}." for index in sharing for part in ("k_proj", "v_proj", "k_norm")]
-    return (*names, *(prefix + name for prefix in PREFIXES for name in unread))
+    return tuple(prefix + name for prefix in PREFIXES for name in unread)

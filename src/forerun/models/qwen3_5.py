@@ -59,7 +59,8 @@ def hybrid_decoder(config: ConfigReader, feed_forward: DenseConfig | ExpertsConf
         layers=tuple(LayerConfig(mixers[kind], feed_forward) for kind in layer_kinds(text)),
         zero_centred_norms=True,
         prefixes=("model.language_model.", "model."),  # beside a vision model, or alone
-        ignored=("model.visual.", "visual.", "mtp."),
+        towers=("model.visual.", "visual."),
+        ignored=("mtp.",),
         mtp_layers=text.integer("mtp_num_hidden_layers", config.integer("mtp_num_hidden_layers", 0, low=0), low=0),
         mtp_own_embedding=text.flag("mtp_use_dedicated_embeddings", False),
     )

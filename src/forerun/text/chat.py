@@ -134,7 +134,8 @@ def encode_prompt(
     """The prompt's token ids.
 
     - text: a user message (after `system`, when given) through the chat template, ready for the assistant's turn;
-      without a chat template in the model, or with `raw`, the text alone, with the tokenizer's own first token (BOS);
+      without a chat template in the model, or with `raw`, the text alone, with the tokenizer's own first token (BOS)
+      unless it begins with that;
     - messages, `[{"role": "user", "content": "..."}]`: through the chat template, `system` in front;
     - token ids: used as they are.
     """
@@ -166,6 +167,9 @@ def _encode_raw(tokenizer: PreTrainedTokenizerBase, text: str, system: str | Non
     ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
     if not ids:
         raise ForerunError("the prompt gives no tokens with this tokenizer; give some text")
+    if ids[:2] == [tokenizer.bos_token_id] * 2:  # the text may have begun with BOS itself: one is enough
+        own: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids[1:] if len(own) < len(ids) else ids
     return ids
 
 

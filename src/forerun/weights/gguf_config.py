@@ -75,11 +75,15 @@ def config_from(header: GgufHeader, where: str, rope_factors: Sequence[float] | 
 
 
 def generation_config_from(header: GgufHeader) -> dict[str, Any]:
-    """The ids that end an answer: end of text, end of turn, end of message."""
+    """The ids that end an answer: end of text, end of turn, end of message; and those that never come."""
     metadata = Metadata(header.metadata, "")
     ends = [metadata.token(f"{name}_token_id") for name in ("eos", "eot", "eom")]
-    stops = sorted({end for end in ends if end is not None})
-    return {"bos_token_id": metadata.token("bos_token_id"), "eos_token_id": stops}
+    config = {
+        "bos_token_id": metadata.token("bos_token_id"),
+        "eos_token_id": sorted({end for end in ends if end is not None}),
+    }
+    never = header.metadata.get("tokenizer.ggml.suppress_tokens")
+    return config | ({"suppress_tokens": list(never)} if isinstance(never, tuple) else {})
 
 
 def _refuse_unknown(metadata: Metadata) -> None:

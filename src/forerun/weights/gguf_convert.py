@@ -18,11 +18,12 @@ from forerun.errors import ForerunError
 from forerun.progress import NullProgress, Progress
 from forerun.weights.folder import flush, write_json
 from forerun.weights.gguf_config import config_from, generation_config_from
+from forerun.weights.gguf_gemma import ASSISTANT
 from forerun.weights.gguf_header import read_header
 from forerun.weights.gguf_tensors import converted_bytes, read_rope_factors, write_tensors
 from forerun.weights.gguf_tokenizer import write_tokenizer
 
-FORMAT = 1  # raise it when the conversion changes, and every cached folder is made again
+FORMAT = 2  # raise it when the conversion changes, and every cached folder is made again
 MANIFEST = "forerun.json"
 HASHED_BYTES = 2**20
 
@@ -72,7 +73,8 @@ def _write(file: Path, work: Path, progress: Progress) -> None:
     header = read_header(file)
     config = config_from(header, str(file), read_rope_factors(header, file))
     _check_room(work, converted_bytes(header), file)
-    write_tokenizer(header, file, work, config["vocab_size"])
+    if header.metadata["general.architecture"] != ASSISTANT:  # which only sees its target's tokens
+        write_tokenizer(header, file, work, config["vocab_size"])
     write_tensors(header, file, work, config, progress)
     write_json(work / "config.json", config)
     write_json(work / "generation_config.json", generation_config_from(header))

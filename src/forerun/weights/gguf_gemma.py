@@ -1,4 +1,4 @@
-"""GGUF files of Gemma 3 and Gemma 4 text models, said in Hugging Face's words."""
+"""GGUF files of Gemma 3 and Gemma 4 text models, and of Gemma 4's assistants, said in Hugging Face's words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from forerun.errors import ForerunError
 from forerun.weights.gguf_metadata import Metadata
 
-GEMMA = {"gemma3": "Gemma3ForCausalLM", "gemma4": "Gemma4ForCausalLM"}
+ASSISTANT = "gemma4-assistant"
+GEMMA = {"gemma3": "Gemma3ForCausalLM", "gemma4": "Gemma4ForCausalLM", ASSISTANT: "Gemma4AssistantForCausalLM"}
 SHIFTED_NORMS = "gemma3"  # whose files hold the factors, 1 + w
 SLIDING, FULL = "sliding_attention", "full_attention"
 PATTERN = 6  # of Gemma 3: every so many layers one has no window
@@ -19,7 +20,11 @@ TOP_NAMES = {
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "nextn.pre_projection": "pre_projection",
+    "nextn.post_projection": "post_projection",
 }
+# Of assistants: in clusters the vocabulary is searched faster, but no metadata says how many are looked at.
+UNREAD = ("masked_embd_centroids.weight", "masked_embd_ordering", "masked_embd_ordering.weight")
 LAYER_NAMES = {
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "ffn_norm.weight": "pre_feedforward_layernorm.weight",
@@ -35,6 +40,8 @@ LAYER_NAMES = {
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
     "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_gate_exps.weight": "experts.gate_proj",
+    "ffn_up_exps.weight": "experts.up_proj",
     "ffn_down_exps.weight": "experts.down_proj",
 }
 LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+\.\w+)")
@@ -55,9 +62,23 @@ def gemma_config(
     metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rope_factors: Sequence[float] | None
 ) -> dict[str, Any]:
     """The config.json of a Gemma file; `rope_factors` is the content of rope_freqs.weight, if there is one."""
+    if metadata.architecture != ASSISTANT:
+        return _text_config(metadata, shapes, rope_factors, f"{metadata.architecture}_text")
+    return {
+        "architectures": [GEMMA[ASSISTANT]],
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": metadata.count("embedding_length_out"),
+        "use_ordered_embeddings": False,
+        "text_config": _text_config(metadata, shapes, rope_factors, "gemma4_text"),
+    }
+
+
+def _text_config(
+    metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rope_factors: Sequence[float] | None, kind: str
+) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [GEMMA[metadata.architecture]],
-        "model_type": f"{metadata.architecture}_text",
+        "model_type": kind,
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": metadata.count("embedding_length"),
         "num_hidden_layers": metadata.count("block_count"),
@@ -121,8 +142,10 @@ def _gemma4(
     sizes[SLIDING] = metadata.count("attention.key_length_swa", sizes[FULL])
     shared = metadata.get("attention.shared_kv_layers") or 0
     inner = metadata.counts("feed_forward_length", layers)
-    if not isinstance(shared, int) or not 0 <= shared < layers:
-        raise ForerunError(f"{metadata.where}: metadata gemma4.attention.shared_kv_layers is senseless ({shared!r})")
+    least, most = (layers, layers) if metadata.architecture == ASSISTANT else (0, layers - 1)
+    if not isinstance(shared, int) or not least <= shared <= most:
+        key = f"{metadata.architecture}.attention.shared_kv_layers"
+        raise ForerunError(f"{metadata.where}: metadata {key} is senseless ({shared!r})")
     own = layers - shared
     double = bool(shared) and inner[-1] == 2 * inner[0]
     if inner != [inner[0]] * own + [inner[0] * (2 if double else 1)] * shared:

@@ -11,13 +11,14 @@ from forerun.errors import ForerunError
 from forerun.progress import Progress
 from forerun.weights.folder import INDEX, SINGLE
 from forerun.weights.gguf_config import ROPE_FACTORS, huggingface_name
-from forerun.weights.gguf_gemma import SHIFTED_NORMS
+from forerun.weights.gguf_gemma import SHIFTED_NORMS, UNREAD
 from forerun.weights.gguf_header import GgufHeader, GgufTensor
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
+UNUSED = (ROPE_FACTORS, *UNREAD)  # tensors that are not written
 SHARD_BYTES = 2 * 2**30
 PIECE_VALUES = 2**24  # values dequantised at a time, so that a large embedding does not need its size twice
 FLOAT16_LARGEST = 65504.0
@@ -28,11 +29,12 @@ def write_tensors(header: GgufHeader, source: Path, folder: Path, config: dict[s
     import numpy as np
     from safetensors.torch import save_file
 
-    layers, architecture = config["num_hidden_layers"], str(header.metadata["general.architecture"])
+    text = config.get("text_config", config)  # nested in those of assistants
+    layers, architecture = text["num_hidden_layers"], str(header.metadata["general.architecture"])
     names = {
         tensor.name: huggingface_name(tensor.name, layers, str(source), architecture)
         for tensor in header.tensors
-        if tensor.name != ROPE_FACTORS
+        if tensor.name not in UNUSED
     }
     shards = _split(header)
     data = np.memmap(source, dtype=np.uint8, mode="r")
@@ -74,7 +76,7 @@ def _split(header: GgufHeader) -> list[list[GgufTensor]]:
     shards: list[list[GgufTensor]] = []
     filled = SHARD_BYTES + 1
     for tensor in header.tensors:
-        if tensor.name == ROPE_FACTORS:
+        if tensor.name in UNUSED:
             continue
         if filled + _converted_size(tensor) > SHARD_BYTES:
             shards.append([])

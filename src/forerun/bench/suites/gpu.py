@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from forerun.bench.kernel_times import print_kinds, recorded
 from forerun.bench.random_model import ASSISTANTS, SHAPES, RandomCheckpoint
 from forerun.bench.step_weights import chosen_experts, pass_bytes, step_matrices
 from forerun.bench.timing import captured, device_seconds, wall_seconds
@@ -138,23 +140,34 @@ def rounds_of(
     return statistics.median(walls), graph_seconds
 
 
-def pass_seconds(engine: Engine, width: int) -> tuple[float, int]:
-    """Device seconds of a target pass of one sequence in the middle of its answer, and the bytes of its weights."""
+def pass_of(engine: Engine, width: int) -> Callable[[], Output]:
+    """Runs a target pass of the one sequence that is in the middle of its answer."""
     decoder, pool, slots = engine.model, engine.pool, device_of(engine).slots
-    running(engine, "off", None)
-    engine.settle()
     states = () if pool.states is None else pool.states.layers
     rows = PassRows.uniform(
         width, slots.position[:1].clone(), [table[:1] for table in slots.tables], slots.recurrent[:1], states
     )
     tokens = torch.arange(5, 5 + width, device="cuda")
+    return lambda: decoder.forward(Pass(tokens, rows, pool.layers, None, False))
 
-    def launch() -> Output:
-        return decoder.forward(Pass(tokens, rows, pool.layers, None, False))
 
-    seconds, weights = device_seconds(captured(launch)), pass_bytes(decoder, chosen_experts(decoder, launch))
+def pass_seconds(engine: Engine, width: int) -> tuple[float, int]:
+    """Device seconds of a target pass of one sequence in the middle of its answer, and the bytes of its weights."""
+    running(engine, "off", None)
+    engine.settle()
+    launch = pass_of(engine, width)
+    seconds, weights = device_seconds(captured(launch)), pass_bytes(engine.model, chosen_experts(engine.model, launch))
     stop(engine)
     return seconds, weights
+
+
+def profile(engine: Engine) -> None:
+    """Prints where the time of a narrow and of a wide pass goes."""
+    running(engine, "off", None)
+    engine.settle()
+    for width in (1, 8):
+        print_kinds(f"a pass of width {width}", recorded(captured(pass_of(engine, width))))
+    stop(engine)
 
 
 def draft_seconds(subject: Subject) -> float:
@@ -256,6 +269,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--only", choices=(*SUBJECTS, *ASSISTANTS))
     parser.add_argument("--model", default="smollm2", help="the built-in model, or where its file is")
     parser.add_argument("--peer", choices=PEERS, default="eager", help="transformers beside it")
+    parser.add_argument("--profile", action="store_true", help="kernels of a pass by kind: where its time goes")
 
 
 def measure(options: Namespace) -> dict[str, Any]:
@@ -267,6 +281,8 @@ def measure(options: Namespace) -> dict[str, Any]:
             subject = built_in(options.model) if name == "smollm2" else random_subject(name)
             table[name] = cells = measure_subject(subject)
             show(name, cells)
+            if options.profile:
+                profile(subject.engine)
             del subject
             torch.cuda.empty_cache()
             for peer in PEERS[options.peer]:

@@ -118,7 +118,6 @@ def _merge(
     TILE: tl.constexpr,
     MANY: tl.constexpr,
     FEW: tl.constexpr,
-    WINDOW: tl.constexpr,
 ) -> typing.Any:
     """The attention of a tile [TILE, PADDED]: splits in ascending order, MANY at once and the rest FEW at once."""
     split = tl.arange(0, SPLITS)
@@ -129,8 +128,7 @@ def _merge(
     level = tl.where(real, tl.max(peak, axis=1), 0.0)
     whole = tl.where(real, tl.sum(tl.exp2(peak - level[:, None]) * total, axis=1), 1.0)
     acc = tl.zeros((TILE, PADDED), tl.float32)
-    # Without a window the blocks start at 0, and splits past the last block have none.
-    count = tl.minimum(last + 1, SPLITS) if WINDOW == 0 else SPLITS
+    count = tl.minimum(last + 1, SPLITS)  # where there are fewer blocks than splits, those past the last have none
     bulk = count // MANY * MANY
     for start in range(0, bulk, MANY):
         acc = _add_splits(
@@ -233,7 +231,7 @@ def _attend(
         tl.store(counters + own, 0)
         result = _merge(
             row, real, first, last, partial + tile_partial, peaks + tile_sums, sums + tile_sums,
-            SIZE, PADDED, SPLITS, TILE, MANY, FEW, WINDOW,
+            SIZE, PADDED, SPLITS, TILE, MANY, FEW,
         )  # fmt: skip
         out_row = sequence.to(tl.int64) * width + (first_row + row) // GROUP
         out_head = kv_head * GROUP + (first_row + row) % GROUP

@@ -33,8 +33,8 @@ def aligned(x: Tensor) -> Tensor:
 
 
 @on_its_device
-def route(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """The `top` largest of each row in ascending order of their ids, and their softmax.
+def route(logits: Tensor, top: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The `top` largest of each row in ascending order of their ids, and their softmax, times the experts' `scale`.
 
     Ties go to the lower id: ids [rows, top] int64, weights float32.
     """
@@ -45,6 +45,7 @@ def route(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
     block = triton.next_power_of_2(experts)
     _route[(rows,)](
         logits,
+        scale,
         ids,
         weights,
         logits.stride(0),
@@ -60,6 +61,7 @@ def route(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
 @triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=["logits"])
 def _route(
     logits: typing.Any,
+    scale: typing.Any,
     ids: typing.Any,
     weights: typing.Any,
     stride: typing.Any,
@@ -72,18 +74,22 @@ def _route(
     number = tl.arange(0, BLOCK)
     inside = number < EXPERTS
     score = tl.load(logits + row * stride + number, mask=inside, other=float("-inf")).to(tl.float32)
+    # Scores as integers of the same order, behind them their numbers from the last to the first: one maximum finds the
+    # best and, among equals, the first. Zeros have one sign; what is not a number is above or below all others.
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    rank = (ordered.to(tl.int64) << 32) | (BLOCK - 1 - number).to(tl.int64)
     chosen = number < 0
     for _ in range(TOP):
-        left = inside & (chosen == 0)
-        best = tl.max(tl.where(left, score, float("-inf")), axis=0)
-        # Of a row that is not a number no score is the best; some expert must be named all the same.
-        first = tl.min(tl.where(left & (score == best), number, BLOCK), axis=0)
-        lowest = tl.min(tl.where(left, number, BLOCK), axis=0)
-        chosen = chosen | (number == tl.where(first < BLOCK, first, lowest))
+        best = tl.max(tl.where(inside & (chosen == 0), rank, -0x7FFFFFFFFFFFFFFF - 1), axis=0)
+        chosen = chosen | (inside & (rank == best))
     weight = tl.where(chosen, tl.exp(score - tl.max(tl.where(chosen, score, float("-inf")), axis=0)), 0.0)
     place = row * TOP + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
     tl.store(ids + place, number.to(tl.int64), mask=chosen)
-    tl.store(weights + place, weight / tl.sum(weight, axis=0), mask=chosen)
+    share = weight / tl.sum(weight, axis=0)
+    if scale is not None:
+        share = share * tl.load(scale + number, mask=inside, other=0.0)
+    tl.store(weights + place, share, mask=chosen)
 
 
 def can_group(x: Tensor, down: Tensor) -> bool:

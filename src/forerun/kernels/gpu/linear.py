@@ -70,7 +70,7 @@ def _product(
     x,  # [rows, INPUTS], as a descriptor of its tiles; weight too
     weight,
     bias,
-    residual,
+    residual,  # what is added to the result, or what gates of it open
     out,
     partial,
     counters,
@@ -86,6 +86,8 @@ def _product(
     GELU: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    GATES: tl.constexpr,
+    CAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """OUTPUTS counts columns of the result; a gated matrix has twice as many rows, gates first."""
@@ -140,7 +142,14 @@ def _product(
         total = total.to(kind).to(tl.float32) * (gate / (1.0 + tl.exp(-steep)))
     if RESIDUAL:
         residual_at = residual + row.to(tl.int64)[:, None] * residual_stride + column[None, :]
-        total = total.to(kind).to(tl.float32) + tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
+        beside = tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
+        alone = total.to(kind).to(tl.float32)
+        if GATES:
+            total = alone / (1.0 + tl.exp(-gelu_exponent(alone))) * beside
+        else:
+            total = alone + beside
+    if CAP > 0:  # CAP · tanh(total / CAP), with tanh(u) = 1 − 2 / (e^(2u) + 1)
+        total = CAP * (1.0 - 2.0 / (tl.exp(total * (2.0 / CAP)) + 1.0))
     tl.store(out + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :], total, mask=mask)
 
 
@@ -158,12 +167,14 @@ class Products:
         gated: bool = False,
         gelu: bool = False,
         residual: Tensor | None = None,
+        gates: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        cap: float = 0.0,
         cut: Tiling | None = None,
     ) -> Tensor:
         """See `run`; on the device of x."""
         with current(x.device):
-            return self.run(x, matrix, gated, gelu, residual, dtype, cut)
+            return self.run(x, matrix, gated, gelu, residual, gates, dtype, cap, cut)
 
     def run(
         self,
@@ -172,13 +183,18 @@ class Products:
         gated: bool,
         gelu: bool,
         residual: Tensor | None,
+        gates: Tensor | None,
         dtype: torch.dtype | None,
+        cap: float,
         cut: Tiling | None,
     ) -> Tensor:
         """x [rows, in] → [rows, out]: with `gated` silu(first half) · second half; plus `residual`; in `dtype`.
 
-        With `gelu` too it is gelu(first half) · second half.
+        With `gelu` too it is gelu(first half) · second half; with `gates` [rows, out] it is gelu(product) · gates.
+        With `cap` the result becomes cap · tanh(result / cap).
         """
+        assert residual is None or gates is None
+        beside = residual if gates is None else gates
         (outputs, inputs), rows = matrix.shape, len(x)
         cut = cut or tiling(outputs, inputs, gated, row_tile(rows))
         if gated:
@@ -193,12 +209,12 @@ class Products:
             tiles(x, cut.rows, cut.inputs),
             tiles(matrix.weight, cut.outputs, cut.inputs),
             matrix.bias,
-            residual,
+            beside,
             out,
             partial,
             self.counters,
             rows,
-            0 if residual is None else residual.stride(0),
+            0 if beside is None else beside.stride(0),
             outputs,
             cut.rows,
             cut.outputs,
@@ -208,7 +224,9 @@ class Products:
             gated,
             gelu,
             matrix.bias is not None,
-            residual is not None,
+            beside is not None,
+            gates is not None,
+            cap,
             "ieee" if x.dtype == torch.float32 else "tf32",
             num_warps=cut.warps,
             num_stages=cut.stages,

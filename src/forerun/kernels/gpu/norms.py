@@ -62,17 +62,6 @@ def _silu_mul(
 
 
 @triton.jit
-def _soft_cap(x: typing.Any, cap: typing.Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """In place: cap · tanh(x / cap), with tanh(u) = 1 − 2 / (e^(2u) + 1)."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    after_previous()
-    wide = tl.load(x + row * WIDTH + column, mask=inside, other=0.0)
-    tl.store(x + row * WIDTH + column, cap * (1.0 - 2.0 / (tl.exp(wide * (2.0 / cap)) + 1.0)), mask=inside)
-
-
-@triton.jit
 def _sigmoid_gate(
     x: typing.Any,
     gate: typing.Any,
@@ -159,16 +148,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
             gate_up, out, gate_up.stride(0), width, COLUMNS, num_warps=4, launch_pdl=overlaps(out.device)
         )
     return out
-
-
-@on_its_device
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap · tanh(x / cap) of x [rows, width] float32, in place."""
-    rows, width = x.shape
-    assert x.is_contiguous() and x.dtype == torch.float32
-    if rows:
-        _soft_cap[blocks_of(rows, width)](x, cap, width, COLUMNS, num_warps=4, launch_pdl=overlaps(x.device))
-    return x
 
 
 @on_its_device

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forerun.kernels.interface import Angles, Kernels
 from forerun.kernels.matrix import Matrix
-from forerun.models.layers.layer import Layer
+from forerun.models.layers.layer import Layer, norms_after
 from forerun.models.layers.mixers import AllAngles
 from forerun.models.layers.rope import RopeTables
 from forerun.models.layers.rows import Pass
@@ -79,9 +79,10 @@ class Assistant:
         kernels, angles = self.kernels, self._angles(batch)
         pair = torch.cat([self.embed(batch.tokens), hidden], dim=1)
         x = kernels.linear(pair, self.pre, prefill=False)
-        for layer in self.layers:
-            x = layer.forward(kernels, x, batch, angles)
-        return kernels.rms_norm(x, self.norm, self.eps)
+        normed = kernels.rms_norm(x, self.layers[0].input_norm, self.eps)
+        for layer, norm in zip(self.layers, norms_after(self.layers, self.norm), strict=True):
+            x, normed = layer.forward(kernels, x, normed, norm, batch, angles)
+        return normed
 
     def _angles(self, batch: Pass) -> AllAngles:
         """Queries stand at the last committed position, which decides what they see, and may be turned further."""

@@ -95,7 +95,8 @@ class DecoderConfig:
     per_layer: PerLayerConfig | None = None
     never: tuple[int, ...] = ()  # tokens that stand for media: the model does not write them
     prefixes: tuple[str, ...] = ("model.",)  # of tensor names: the first that fits
-    ignored: tuple[str, ...] = ()  # beginnings of names that the decoder does not read: a vision model, a head
+    towers: tuple[str, ...] = ()  # beginnings of names of what turns media into rows: read when media come
+    ignored: tuple[str, ...] = ()  # beginnings of names that the decoder does not read: a head
     mtp_layers: int = 0  # blocks of the native head that config.json declares
     mtp_own_embedding: bool = False
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import Matrix, Rounded, Weight
 from forerun.models.layers.config import DecoderConfig
-from forerun.models.layers.layer import Layer
+from forerun.models.layers.layer import Layer, norms_after
 from forerun.models.layers.loader import Loader, refuse_mlx, rounded
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.native import native_head
@@ -113,11 +113,12 @@ class Decoder:
         if self.per_layer is not None:
             own = self.per_layer.forward(kernels, tokens, x, batch.prefill)
         tapped: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.layers):
+        hidden = kernels.rms_norm(x, self.layers[0].input_norm, self.config.eps)
+        for index, (layer, norm) in enumerate(zip(self.layers, norms_after(self.layers, self.norm), strict=True)):
             if batch.features and index in self.taps:
                 tapped[index] = x
-            x = layer.forward(kernels, x, batch, angles, None if own is None else own[:, index])
-        hidden = kernels.rms_norm(x, self.norm, self.config.eps)
+            mine = None if own is None else own[:, index]
+            x, hidden = layer.forward(kernels, x, hidden, norm, batch, angles, mine)
         wanted = hidden if batch.wanted is None else hidden[batch.wanted]
         features = torch.cat([*(tapped[tap] for tap in self.taps), hidden], dim=1) if batch.features else None
         return Output(self._logits(wanted), features)
@@ -127,9 +128,7 @@ class Decoder:
         return self._logits(features[:, -self.config.hidden :].contiguous())
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self.kernels.logits(hidden, self.head)
-        if self.config.softcap:
-            logits = self.kernels.soft_cap(logits, self.config.softcap)
+        logits = self.kernels.logits(hidden, self.head, self.config.softcap)
         if self.never is not None:
             logits.index_fill_(1, self.never, float("-inf"))
         return logits
@@ -165,4 +164,4 @@ def embedding_table(stored: Tensor, device: torch.device, dtype: torch.dtype) ->
 def unused(name: str, config: DecoderConfig) -> bool:
     """Tensors a checkpoint may carry that the decoder does not need; a head's are read when it is asked for."""
     twice = config.tied and name == "lm_head.weight"
-    return twice or name.endswith("rotary_emb.inv_freq") or name.startswith(config.ignored)
+    return twice or name.endswith("rotary_emb.inv_freq") or name.startswith(config.ignored + config.towers)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from forerun.kernels.interface import Activation, Expert, Experts, Kernels, Stacked
+from forerun.kernels.interface import Activation, Expert, Experts, Joined, Kernels, Stacked
 from forerun.kernels.matrix import FloatMatrix, Matrix
 
 
@@ -81,17 +81,18 @@ class Beside:
     input_norm: Tensor
     network_norm: Tensor
     output_norm: Tensor
-    eps: float
 
-    def join(self, kernels: Kernels, network: Tensor, x: Tensor, prefill: bool) -> Tensor:
-        """The network's answer and that of the experts, for x [rows, hidden] as it was before any norm."""
-        wide = kernels.rms_norm(x, self.router_norm, self.eps)
-        ids, weights = kernels.route(kernels.linear(wide, self.router, prefill=False), self.top)
-        weights = weights * self.expert_scale[ids]
-        normed = kernels.rms_norm(x, self.input_norm, self.eps)
+    @property
+    def norms(self) -> list[Tensor]:
+        """Of the rows that it reads."""
+        return [self.router_norm, self.input_norm]
+
+    def forward(self, kernels: Kernels, rows: Sequence[Tensor], prefill: bool) -> Joined:
+        """What joins the network's answer, for rows [rows, hidden] after each of `norms`."""
+        routed, normed = rows
+        ids, weights = kernels.route(kernels.linear(routed, self.router, prefill=False), self.top, self.expert_scale)
         mixed = kernels.experts(normed, ids, weights, self.experts, prefill, self.activation)
-        network = kernels.rms_norm(network, self.network_norm, self.eps)
-        return kernels.add_norm(mixed, self.output_norm, self.eps, network, 1.0)
+        return Joined(self.network_norm, mixed, self.output_norm)
 
 
 def expert_matrices(experts: Experts) -> Iterator[Matrix]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,8 +24,7 @@ class PerLayerGate:
 
     def forward(self, kernels: Kernels, x: Tensor, own: Tensor, prefill: bool) -> Tensor:
         """What it adds to x [rows, hidden], before its norm; own [rows, size]."""
-        gated = kernels.gelu_gate(kernels.linear(x, self.gate, prefill), own)
-        return kernels.linear(gated, self.project, prefill)
+        return kernels.linear(kernels.gate_linear(x, self.gate, own, prefill), self.project, prefill)
 
 
 @dataclass(slots=True)
@@ -43,26 +42,39 @@ class Layer:
     per_layer: PerLayerGate | None = None
     scalar: float = 1.0  # multiplies what comes out, only where norms follow both parts
 
-    def forward(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles, own: Tensor | None = None) -> Tensor:
-        """[rows, hidden] → [rows, hidden]; pages and states of the sequences take part. own: the layer's own input."""
-        normed = kernels.rms_norm(x, self.input_norm, self.eps)
-        if self.post_mixer_norm is None:
+    def forward(
+        self,
+        kernels: Kernels,
+        x: Tensor,
+        normed: Tensor,
+        following: Tensor,
+        batch: Pass,
+        angles: AllAngles,
+        own: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Rows x [rows, hidden] and the same after `input_norm` → both for whoever follows, with the norm `following`.
+
+        Pages and states of the sequences take part. own: the layer's own input.
+        """
+        eps = self.eps
+        if self.post_mixer_norm is None or self.post_feed_forward_norm is None:
             x = self.mixer.forward(kernels, normed, x, batch, angles)
-        else:
-            mixed = self.mixer.forward(kernels, normed, None, batch, angles)
-            x = kernels.add_norm(mixed, self.post_mixer_norm, self.eps, x, 1.0)
-        normed = kernels.rms_norm(x, self.pre_feed_forward_norm, self.eps)
-        if self.post_feed_forward_norm is None:
-            return self.feed_forward.forward(kernels, normed, x, batch.prefill)
+            normed = kernels.rms_norm(x, self.pre_feed_forward_norm, eps)
+            x = self.feed_forward.forward(kernels, normed, x, batch.prefill)
+            return x, kernels.rms_norm(x, following, eps)
+        mixed = self.mixer.forward(kernels, normed, None, batch, angles)
+        norms = [self.pre_feed_forward_norm, *([] if self.beside is None else self.beside.norms)]
+        x, normed, *others = kernels.add_norm(mixed, self.post_mixer_norm, eps, x, 1.0, norms)
         fed = self.feed_forward.forward(kernels, normed, None, batch.prefill)
-        if self.beside is not None:
-            fed = self.beside.join(kernels, fed, x, batch.prefill)
+        joined = None if self.beside is None else self.beside.forward(kernels, others, batch.prefill)
         if self.per_layer is None:
-            return kernels.add_norm(fed, self.post_feed_forward_norm, self.eps, x, self.scalar)
+            x, normed = kernels.add_norm(fed, self.post_feed_forward_norm, eps, x, self.scalar, [following], joined)
+            return x, normed
         assert own is not None
-        x = kernels.add_norm(fed, self.post_feed_forward_norm, self.eps, x, 1.0)
+        (x,) = kernels.add_norm(fed, self.post_feed_forward_norm, eps, x, 1.0, joined=joined)
         more = self.per_layer.forward(kernels, x, own, batch.prefill)
-        return kernels.add_norm(more, self.per_layer.norm, self.eps, x, self.scalar)
+        x, normed = kernels.add_norm(more, self.per_layer.norm, eps, x, self.scalar, [following])
+        return x, normed
 
     def fill(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles) -> None:
         """Only what later rows read of these: their keys and values."""
@@ -94,3 +106,8 @@ class Layer:
             yield self.beside.router
         if self.per_layer is not None:
             yield from (self.per_layer.gate, self.per_layer.project)
+
+
+def norms_after(layers: Sequence[Layer], last: Tensor) -> list[Tensor]:
+    """The norm that follows each layer: the next one's, and `last` behind the last."""
+    return [*(layer.input_norm for layer in layers[1:]), last]

@@ -178,7 +178,6 @@ class Loader:
             input_norm=norm("pre_feedforward_layernorm_2"),
             network_norm=norm("post_feedforward_layernorm_1"),
             output_norm=norm("post_feedforward_layernorm_2"),
-            eps=self.config.eps,
         )
 
     def _per_layer_gate(self, prefix: str, size: int) -> PerLayerGate:
@@ -209,16 +208,20 @@ class Loader:
         )
 
     def _experts(self, prefix: str, config: ExpertsConfig | BesideConfig) -> list[Expert]:
-        """Stored one by one, or all in one tensor."""
+        """Stored one by one, or all in one tensor, gates apart in some files."""
         if self.checkpoint.has(prefix + "0.gate_proj.weight"):
             return [self._network(f"{prefix}{number}.", config.inner) for number in range(config.count)]
         hidden, inner, count = self.config.hidden, config.inner, config.count
-        gate_up = self.checkpoint.weight(prefix + "gate_up_proj", (count, 2 * inner, hidden))
-        down = self.checkpoint.weight(prefix + "down_proj", (count, hidden, inner))
-        return [
-            Expert(*(self._joined([stack[number].to(self.device, self.dtype)]) for stack in (gate_up, down)))
-            for number in range(count)
-        ]
+        apart = {"gate_proj": inner, "up_proj": inner}
+        if self.checkpoint.has(prefix + "gate_up_proj") or not self.checkpoint.has(prefix + "gate_proj"):
+            apart = {"gate_up_proj": 2 * inner}
+        opening = [self.checkpoint.weight(prefix + name, (count, rows, hidden)) for name, rows in apart.items()]
+        closing = [self.checkpoint.weight(prefix + "down_proj", (count, hidden, inner))]
+
+        def one(stacks: list[Weight], number: int) -> Matrix:
+            return self._joined([stack[number].to(self.device, self.dtype) for stack in stacks])
+
+        return [Expert(one(opening, number), one(closing, number)) for number in range(count)]
 
 
 def rounded(number: float, dtype: torch.dtype) -> float:

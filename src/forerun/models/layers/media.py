@@ -35,8 +35,13 @@ class PromptMedia:
         """Where a pass that would end before token `stop` may end: not inside rows that see each other."""
         return next((run.stop for run in self.runs if run.whole and run.start < stop < run.stop), stop)
 
+    def one_earlier(self) -> PromptMedia:
+        """For a drafter whose rows hold the token after them: media come a row earlier, positions are the row's own."""
+        runs = [MediaRun(max(0, run.start - 1), run.embeddings[run.start == 0 :]) for run in self.runs]
+        return PromptMedia(runs, self.positions)
+
     def between(self, start: int, stop: int) -> MediaRows:
-        """The part that tokens `start` to `stop` of the prompt read."""
+        """The part that tokens `start` to `stop` of the sequence read."""
         index, parts, together = [], [], torch.full((stop - start,), -1)
         for number, run in enumerate(self.runs):
             first, last = max(start, run.start), min(stop, run.stop)
@@ -51,8 +56,14 @@ class PromptMedia:
             torch.cat(index).to(device) if index else None,
             torch.cat(parts) if parts else None,
             together.to(device) if bool((together >= 0).any()) else None,
-            None if self.positions is None else self.positions[:, start:stop].to(device),
+            None if self.positions is None else self._positions(start, stop).to(device),
         )
+
+    def _positions(self, start: int, stop: int) -> Tensor:
+        assert self.positions is not None
+        known = self.positions[:, start:stop]
+        after = torch.arange(start + known.shape[1], stop, device=known.device)  # the prompt: at their index
+        return torch.cat([known, after.expand(3, -1)], dim=1)
 
 
 @dataclass(slots=True)

@@ -70,10 +70,10 @@ class MtpHead:
 
         `batch.tokens` are the tokens after each slot.
         """
-        x = self.block.forward(self.kernels, self._join(hidden, batch), batch, self.rope.angles(batch))
-        if batch.wanted is not None:
-            x = x[batch.wanted]
-        return self.kernels.rms_norm(x, self.final_norm, self.eps)
+        x, kernels = self._join(hidden, batch), self.kernels
+        normed = kernels.rms_norm(x, self.block.input_norm, self.eps)
+        _, out = self.block.forward(kernels, x, normed, self.final_norm, batch, self.rope.angles(batch))
+        return out if batch.wanted is None else out[batch.wanted]
 
     def fill(self, hidden: Tensor, batch: Pass) -> None:
         """As `forward` for slots whose outputs nobody wants: a prompt's, all but the last."""
@@ -81,7 +81,9 @@ class MtpHead:
 
     def _join(self, hidden: Tensor, batch: Pass) -> Tensor:
         kernels = self.kernels
-        embedded = self.kernels.embed(batch.tokens, self.embedding).to(hidden.dtype)
+        embedded = kernels.embed(batch.tokens, self.embedding).to(hidden.dtype)
+        if batch.media is not None:
+            embedded = batch.media.merge(embedded)
         pair = [
             kernels.rms_norm(embedded, self.embedding_norm, self.eps),
             kernels.rms_norm(hidden, self.hidden_norm, self.eps),

@@ -22,9 +22,6 @@ class PerLayerInputs:
 
     def forward(self, kernels: Kernels, tokens: Tensor, x: Tensor, prefill: bool) -> Tensor:
         """[rows, layers, size] for tokens [rows] with embeddings x [rows, hidden]."""
-        rows, size = len(tokens), len(self.norm)
-        known = kernels.embed(tokens, self.table).to(x.dtype) * self.table_scale
-        seen = kernels.linear(x, self.project, prefill) * x.shape[1] ** -0.5
-        seen = kernels.rms_norm(seen.view(-1, size), self.norm, self.eps)
-        own: Tensor = ((seen.view(rows, -1) + known) * 2.0**-0.5).view(rows, -1, size)
-        return own
+        seen, scale = kernels.linear(x, self.project, prefill), x.shape[1] ** -0.5
+        own = kernels.layer_inputs(seen, scale, self.norm, self.eps, tokens, self.table, self.table_scale)
+        return own.view(len(tokens), -1, len(self.norm))
