@@ -13,6 +13,8 @@ from forerun.serve.sent_media import SentMedia, param_of
 from forerun.serve.settings import ServeSettings
 from forerun.text.content import PLURALS
 
+MOST_CHARACTERS = 512 << 20  # of media that are read or wait for it: they are in memory all that time
+
 
 class MediaReading:
     """On threads of its own: prompts without media do not wait for those that have some."""
@@ -20,7 +22,7 @@ class MediaReading:
     def __init__(self, settings: ServeSettings) -> None:
         # A picture waits for its turn like everything else, and may take as long as that.
         self._off_loop = OffLoop(settings.queue_timeout)
-        self._most, self._waiting = settings.max_running, 0  # requests whose media are held in memory
+        self._held = 0  # characters
 
     async def read(self, reader: MediaReader, ids: Sequence[int], media: tuple[SentMedia, ...]) -> MediaPrompt:
         """The prompt with rows in place of its placeholders. What is wrong with a part is a 400 that names it."""
@@ -31,14 +33,15 @@ class MediaReading:
             except ForerunError as error:
                 raise bad_request(f"{str(error).rstrip('.')}.", param_of(error, media)) from error
 
-        if self._waiting >= self._most:
-            message = f"The media of {self._waiting} requests are being read: try again later."
+        size = sum(len(one.source) for one in media)
+        if self._held and self._held + size > MOST_CHARACTERS:
+            message = "Too many media of other requests are being read: try again later."
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
-        self._waiting += 1
+        self._held += size
         try:
             return await self._off_loop.run(work, media[0].param)
         finally:
-            self._waiting -= 1
+            self._held -= size
 
 
 def checked(reader: MediaReader | None, media: Sequence[SentMedia]) -> MediaReader:

@@ -15,6 +15,7 @@ OTHER_NAMES = {
     "audio": "send audio as 'input_audio'",
     **dict.fromkeys(("file", "input_file"), "send text, images, videos or audio"),
 }
+OWN_NAMES = ("image_url", "video_url", "audio_url", "input_audio")
 
 
 def refuse_others(part: Any) -> Any:
@@ -22,6 +23,8 @@ def refuse_others(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind in OTHER_NAMES:
         raise bad_request(f"A part of type '{kind}' is not supported: {OTHER_NAMES[kind]}.", "messages")
+    if kind in OWN_NAMES and kind not in part:
+        raise bad_request(f"A part of type '{kind}' needs '{kind}'.", "messages")
     return part
 
 
