@@ -11,16 +11,16 @@ import pytest
 import torch
 from device_engines import device_of
 from prompts import PROMPTS
+from row_bits import check_row_bits
 from tiny_qwen import tiny_qwen
 
 import forerun
 from forerun.bench.random_model import SHAPES, RandomCheckpoint
 from forerun.bench.workloads import load_workloads
-from forerun.cache.pages import PagePool, SequenceCache
+from forerun.cache.pages import PagePool
 from forerun.device import plan_machine
 from forerun.language_model import LanguageModel
 from forerun.models.families import build
-from forerun.models.layers.rows import make_pass
 from forerun.progress import NullProgress
 from forerun.response import Response
 
@@ -42,34 +42,7 @@ def test_rows_keep_their_bits_in_real_shapes(shape: str) -> None:
     model = build(checkpoint, machine.kernels, machine.device, machine.dtype, NullProgress())
     pool = PagePool.for_model(model.config, 200, 64, machine.dtype, machine.device, slots=65, on_device=True)
     target = graphed(model, pool, 512)
-    texts = [[(37 * n + 11) % 1000 for n in range(57)], [(91 * n + 3) % 1000 for n in range(140)]]
-    rows = [[(13 * n + 5) % 1000 for n in range(16)], [(17 * n + 9) % 1000 for n in range(16)]]
-
-    def start(kind: int) -> SequenceCache:
-        cache = SequenceCache(pool)
-        cache.grow(len(texts[kind]) + 40)
-        target.forward(make_pass([(cache, texts[kind])], last_only=True, prefill=True))
-        cache.commit(len(texts[kind]))
-        return cache
-
-    alone = []
-    for kind in (0, 1):
-        cache, logits = start(kind), []
-        for token in rows[kind]:
-            logits.append(target.forward(make_pass([(cache, [token])], last_only=False)).logits.clone())
-            cache.commit(1)
-        cache.release()
-        alone.append(torch.cat(logits))
-    caches = [start(n % 2) for n in range(max(BATCHES))]
-    for batch in BATCHES:
-        for width in WIDTHS:
-            work = [(cache, rows[n % 2][:width]) for n, cache in enumerate(caches[:batch])]
-            logits = target.forward(make_pass(work, last_only=False)).logits.view(batch, width, -1)
-            for cache in caches[:batch]:
-                cache.commit(0)
-            for lane in range(batch):
-                same = logits[lane] == alone[lane % 2][:width]
-                assert bool(same.all()), f"batch {batch}, width {width}, lane {lane}: {int((~same).sum())} differ"
+    check_row_bits(target, pool, (57, 140), BATCHES, WIDTHS)
 
 
 @pytest.fixture(scope="module", params=["dense", "sparse"])

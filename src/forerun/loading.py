@@ -29,6 +29,7 @@ from forerun.engine.probe import ProbeResult, probe
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
+from forerun.media.loading import media_reader
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
@@ -120,6 +121,7 @@ def load_model(
         head_warnings=heads.warnings + assistant.warnings,
         cost_file=cost_file,
         drafter_labels=labels,
+        media=media_reader(checkpoint, tokenizer, machine.device, decoder.dtype, engine.owner),
     )
 
 

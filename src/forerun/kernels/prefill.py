@@ -5,10 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from forerun.kernels.interface import AttentionSpec, DeltaLayout, LayerPages, PassRows
 
+QUERIES = 512  # rows of a chunk that look for keys together, unless they are all there is
+# cuDNN's is left out: it was not tried with keys that several heads share as a view.
+ROUTINES = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 DELTA_CHUNK = 64  # rows of the gated delta rule that are solved together
 DELTA_ROWS = 1024  # whose chunks are worked on side by side: more would take much memory
 
@@ -25,41 +29,63 @@ def gather(table: Tensor, layer: LayerPages, length: int, first: int = 0) -> tup
     return keys[:, : length - first * page], values[:, : length - first * page]
 
 
-def visible(
-    position: int, count: int, begin: int, window: int, device: torch.device, together: Tensor | None = None
-) -> Tensor:
-    """Which keys from `begin` to its last row each of `count` rows may read: [count, keys] bool.
+def visible(rows: range, keys: range, window: int, device: torch.device, runs: Tensor | None = None) -> Tensor:
+    """Which of `keys` each of `rows` may read, both positions: [rows, keys] bool.
 
-    `together` [count]: with a window, rows of one number see each other whatever their order; -1 stands alone.
+    `runs` [positions]: rows of one number see each other whatever their order; -1 stands alone.
     """
-    row = torch.arange(position, position + count, device=device)[:, None]
-    key = torch.arange(begin, position + count, device=device)[None, :]
+    row = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    key = torch.arange(keys.start, keys.stop, device=device)[None, :]
     mask = key <= row
-    if not window:
-        return mask
-    if together is not None:
-        own = mask[:, position - begin :]  # of the rows' own keys
-        own |= (together[:, None] == together) & (together >= 0)
-    return mask & (key > row - window)
+    if runs is not None:
+        mask |= (runs[row] == runs[key]) & (runs[row] >= 0)
+    return mask & (key > row - window) if window else mask
 
 
 def prefill_attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages) -> Tensor:
-    """[rows, layout.width] → [rows, heads · size] for the one sequence of a prefill pass."""
+    """[rows, layout.width] → [rows, heads · size] for the one sequence of a prefill pass.
+
+    Some rows at a time, each with the keys they see, so that memory and work do not grow with what they do not see.
+    """
     assert rows.chunk is not None
-    layout, position, length = spec.layout, rows.chunk.position, rows.chunk.position + len(qkv)
-    page = layer.values.shape[2]
+    layout, position, page = spec.layout, rows.chunk.position, layer.values.shape[2]
+    end = position + len(qkv)
     first = max(0, position + 1 - spec.window) // page if spec.window else 0  # pages before it may be gone
-    keys, values = gather(rows.table(layer)[0], layer, length, first)
+    keys, values = gather(rows.table(layer)[0], layer, end, first)
     queries = qkv[:, : layout.key_column].unflatten(1, (layout.heads, layout.size)).transpose(0, 1)
-    causal = position == 0 and not spec.window and not spec.softcap
-    together = rows.chunk.together
-    mask = None if causal else visible(position, len(qkv), first * page, spec.window, qkv.device, together)
-    if mask is not None and spec.softcap:
-        return capped_attention(queries, keys, values, mask, spec).transpose(0, 1).flatten(1)
-    out = scaled_dot_product_attention(
-        queries[None], keys[None], values[None], attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=True
-    )
-    return out[0].transpose(0, 1).flatten(1)
+    runs = rows.chunk.together if spec.window else None
+    if position == 0 and not spec.softcap and runs is None and (not spec.window or len(qkv) <= spec.window):
+        return causal_attention(queries, keys, values, spec.scale, None).transpose(0, 1).flatten(1)
+    if runs is not None:
+        runs = F.pad(runs, (position, 0), value=-1)
+    parts = []
+    for start in range(0, len(qkv), QUERIES):
+        some = queries[:, start : start + QUERIES]
+        at = range(position + start, position + start + some.shape[1])
+        begin = max(0, at.start + 1 - spec.window) if spec.window else 0  # the first key that any of them sees
+        seen = range(begin, at.stop if runs is None else end)
+        mask = visible(at, seen, spec.window, qkv.device, runs)
+        here = slice(seen.start - first * page, seen.stop - first * page)
+        if spec.softcap:
+            parts.append(capped_attention(some, keys[:, here], values[:, here], mask, spec))
+        else:
+            parts.append(causal_attention(some, keys[:, here], values[:, here], spec.scale, mask))
+    return torch.cat(parts, dim=1).transpose(0, 1).flatten(1)
+
+
+def causal_attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float | None, mask: Tensor | None) -> Tensor:
+    """Attention of queries [heads, rows, size]; keys and values [kv heads, keys, size] end with the rows' own.
+
+    Without a mask the rows are all there are. The heads that share a key head become a batch of their own whose keys
+    are one view: of the routines that take masks none knows shared heads, but for one that holds all scores.
+    """
+    group = len(queries) // len(keys)
+    keys, values = (part[:, None].expand(-1, group, -1, -1) for part in (keys, values))  # [kv heads, group, keys, size]
+    with sdpa_kernel(ROUTINES):
+        out = scaled_dot_product_attention(
+            queries.unflatten(0, (-1, group)), keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
+    return out.flatten(0, 1)
 
 
 def capped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, spec: AttentionSpec) -> Tensor:

@@ -9,9 +9,10 @@ import re
 from typing import Any
 
 from forerun.errors import ForerunError
+from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart
 
-MAX_BYTES = 64 << 20  # of one file
+MAX_BYTES = MediaLimits().file_bytes  # no more of a file is kept in memory
 # data:image/png;base64,AAAA, with parameters of the type that say nothing here: data:audio/ogg;codecs=opus;base64,AAAA
 DATA_URI = re.compile(r"data:([\w.+-]+)/([\w.+-]+)((?:;[\w.+-]+=[^;,]*)*);base64,", re.IGNORECASE)
 NOT_FETCHED = "media come with the request, URLs are not fetched"

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.bench.random_model import ASSISTANTS, SHAPES, RandomCheckpoint
+from forerun.bench.step_weights import chosen_experts, pass_bytes, step_matrices
 from forerun.bench.timing import captured, device_seconds, wall_seconds
 from forerun.cache.pages import PagePool
 from forerun.device import plan_machine
@@ -36,7 +37,7 @@ from forerun.loading import attach_head, graphed, load_model
 from forerun.models.families import build
 from forerun.models.gemma4_assistant import build_assistant, read_assistant
 from forerun.models.layers.mtp import MtpHead
-from forerun.models.layers.rows import Pass
+from forerun.models.layers.rows import Output, Pass
 from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress
 from forerun.sample.parameters import SamplingParams
@@ -88,9 +89,8 @@ def device_of(engine: Engine) -> DeviceExecutor:
 
 
 def floor(subject: Subject) -> float:
-    """Seconds of all linear layers of one row by cuBLAS, in one graph."""
-    decoder = subject.engine.model
-    matrices = [*decoder.block_matrices(), decoder.head]
+    """Seconds of all linear layers of one row by cuBLAS, in one graph: those that a plain step has to read."""
+    matrices = step_matrices(subject.engine.model)
     inputs = {
         matrix.shape[1]: torch.randn(1, matrix.shape[1], device="cuda", dtype=torch.bfloat16) for matrix in matrices
     }
@@ -138,8 +138,8 @@ def rounds_of(
     return statistics.median(walls), graph_seconds
 
 
-def pass_seconds(engine: Engine, width: int) -> float:
-    """Device seconds of a target pass of one sequence in the middle of its answer."""
+def pass_seconds(engine: Engine, width: int) -> tuple[float, int]:
+    """Device seconds of a target pass of one sequence in the middle of its answer, and the bytes of its weights."""
     decoder, pool, slots = engine.model, engine.pool, device_of(engine).slots
     running(engine, "off", None)
     engine.settle()
@@ -148,9 +148,13 @@ def pass_seconds(engine: Engine, width: int) -> float:
         width, slots.position[:1].clone(), [table[:1] for table in slots.tables], slots.recurrent[:1], states
     )
     tokens = torch.arange(5, 5 + width, device="cuda")
-    seconds = device_seconds(captured(lambda: decoder.forward(Pass(tokens, rows, pool.layers, None, False))))
+
+    def launch() -> Output:
+        return decoder.forward(Pass(tokens, rows, pool.layers, None, False))
+
+    seconds, weights = device_seconds(captured(launch)), pass_bytes(decoder, chosen_experts(decoder, launch))
     stop(engine)
-    return seconds
+    return seconds, weights
 
 
 def draft_seconds(subject: Subject) -> float:
@@ -200,8 +204,10 @@ def measure_subject(subject: Subject) -> dict[str, float]:
     cells["host_share"] = max(0.0, 1 - device / wall)
     cells["filtered_wall_ms"] = 1e3 * rounds_of(engine, "off", None, FILTERED)[0]
     cells["filtered_over_plain"] = cells["filtered_wall_ms"] / cells["plain_wall_ms"]
-    cells["pass_1_ms"], cells["pass_8_ms"] = (1e3 * pass_seconds(engine, width) for width in (1, 8))
-    cells["width_8_over_1"] = cells["pass_8_ms"] / cells["pass_1_ms"]
+    (narrow, few), (wide, many) = (pass_seconds(engine, width) for width in (1, 8))
+    cells |= {"pass_1_ms": 1e3 * narrow, "pass_8_ms": 1e3 * wide, "width_8_over_1": wide / narrow}
+    # Of dense models it is 1; eight rows of a mixture go to more experts than one.
+    cells |= {"weights_1_gb": few / 1e9, "weights_8_gb": many / 1e9, "weights_8_over_1": many / few}
     if subject.assisted:
         cells["draft_step_ms"] = 1e3 * assistant_seconds(engine)
         cells["draft_step_over_plain"] = cells["draft_step_ms"] / cells["plain_ms"]

@@ -33,13 +33,9 @@ class Dense:
         """What goes through `gated_linear`."""
         return self.network.gate_up
 
-    def matrices(self) -> Iterator[Matrix]:
+    def matrices(self) -> list[Matrix]:
         """All weights."""
-        yield from (self.network.gate_up, self.network.down)
-
-    def shapes(self) -> list[Matrix]:
-        """One matrix of every shape."""
-        return list(self.matrices())
+        return [self.network.gate_up, self.network.down]
 
 
 @dataclass(slots=True)
@@ -67,17 +63,9 @@ class Sparse:
         """What goes through `gated_linear`."""
         return self.shared.gate_up
 
-    def matrices(self) -> Iterator[Matrix]:
-        """All weights."""
-        yield from (self.router, self.shared.gate_up, self.shared.down, self.shared_gate)
-        yield from expert_matrices(self.experts)
-
-    def shapes(self) -> list[Matrix]:
-        """One matrix of every shape that goes through `linear`."""
-        shapes = [self.router, self.shared.gate_up, self.shared.down, self.shared_gate]
-        if isinstance(self.experts, list):
-            shapes += [self.experts[0].gate_up, self.experts[0].down]
-        return shapes
+    def matrices(self) -> list[Matrix]:
+        """All weights but those of the experts: what every row is multiplied with."""
+        return [self.router, self.shared.gate_up, self.shared.down, self.shared_gate]
 
 
 @dataclass(slots=True)
@@ -117,3 +105,4 @@ def expert_matrices(experts: Experts) -> Iterator[Matrix]:
 
 
 FeedForward = Dense | Sparse
+Mixture = Sparse | Beside

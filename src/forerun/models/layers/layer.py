@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import Matrix
-from forerun.models.layers.feed_forward import Beside, FeedForward, expert_matrices
+from forerun.models.layers.feed_forward import Beside, FeedForward, Mixture, Sparse, expert_matrices
 from forerun.models.layers.mixers import AllAngles, AttentionMixer, Mixer
 from forerun.models.layers.rows import Pass
 
@@ -69,23 +69,27 @@ class Layer:
         assert isinstance(self.mixer, AttentionMixer)
         self.mixer.fill(kernels, kernels.rms_norm(x, self.input_norm, self.eps), batch, angles)
 
+    @property
+    def mixture(self) -> Mixture | None:
+        """What sends each row to a few of many experts."""
+        return self.feed_forward if isinstance(self.feed_forward, Sparse) else self.beside
+
     def matrices(self) -> Iterator[Matrix]:
         """All weights."""
-        yield from self.mixer.matrices()
-        yield from self.feed_forward.matrices()
-        yield from self._added()
-        if self.beside is not None:
-            yield from expert_matrices(self.beside.experts)
+        yield from self.dense_matrices()
+        if self.mixture is not None:
+            yield from expert_matrices(self.mixture.experts)
 
     def shapes(self) -> Iterator[Matrix]:
-        """One matrix of every shape that a pass multiplies with."""
-        yield from self.mixer.matrices()
-        yield from self.feed_forward.shapes()
-        yield from self._added()
-        if self.beside is not None and isinstance(self.beside.experts, list):
-            yield from (self.beside.experts[0].gate_up, self.beside.experts[0].down)
+        """One matrix of every shape that goes through `linear`."""
+        yield from self.dense_matrices()
+        if self.mixture is not None and isinstance(self.mixture.experts, list):
+            yield from (self.mixture.experts[0].gate_up, self.mixture.experts[0].down)
 
-    def _added(self) -> Iterator[Matrix]:
+    def dense_matrices(self) -> Iterator[Matrix]:
+        """Those that every row is multiplied with: all but the experts'."""
+        yield from self.mixer.matrices()
+        yield from self.feed_forward.matrices()
         if self.beside is not None:
             yield self.beside.router
         if self.per_layer is not None:

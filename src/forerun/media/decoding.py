@@ -1,0 +1,70 @@
+"""Pictures: from bytes that nobody has looked into yet to pixels, never more of them than the limits say.
+
+Messages name the part and never what the decoder said: those texts have been known to hold addresses in memory.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from forerun.errors import ForerunError
+from forerun.media.limits import MediaLimits
+from forerun.media.parts import MediaPart
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PICTURES = "a picture in PNG, JPEG, WebP, GIF or BMP format"
+
+
+def read_image(part: MediaPart, limits: MediaLimits) -> Image:
+    """The picture in RGB, turned as its camera says; of a moving one the first frame."""
+    from PIL import Image, ImageOps
+
+    check_bytes(part, limits)
+    kind = picture_format(part.data)
+    if kind is None:
+        raise ForerunError(f"{part.name} is not {PICTURES}")
+    try:
+        image = Image.open(io.BytesIO(part.data), formats=[kind])  # reads the header only
+        width, height = image.size
+        check_pixels(part, width, height, limits.image_pixels)
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # a limit of its own
+        raise ForerunError(f"{part.name} has more pixels than can be read") from error
+    except ForerunError:
+        raise
+    except Exception as error:  # decoders fail in every way there is
+        raise ForerunError(f"{part.name} is truncated or damaged: it cannot be read as {kind}") from error
+
+
+def picture_format(data: bytes) -> str | None:
+    """By how it begins, whatever its name says."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    return "BMP" if data.startswith(b"BM") else None
+
+
+def check_bytes(part: MediaPart, limits: MediaLimits) -> None:
+    """Is the file empty or too large?"""
+    if not part.data:
+        raise ForerunError(f"{part.name} is empty")
+    if len(part.data) > limits.file_bytes:
+        raise ForerunError(
+            f"{part.name} has {len(part.data) / 2**20:.1f} MiB, and at most {limits.file_bytes / 2**20:g} MiB are read"
+        )
+
+
+def check_pixels(part: MediaPart, width: int, height: int, most: int) -> None:
+    """Are there as many pixels as a header may announce?"""
+    if width < 1 or height < 1 or width * height > most:
+        raise ForerunError(
+            f"{part.name} has {width} x {height} pixels, and at most {most} in all are read: make it smaller"
+        )

@@ -1,0 +1,99 @@
+"""Films: a few of their frames, chosen by the model's family, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from forerun.errors import ForerunError
+from forerun.media.containers import FILMS, VIDEO_CODECS, check_codec, opened
+from forerun.media.decoding import check_pixels
+from forerun.media.limits import MediaLimits
+from forerun.media.parts import MediaPart
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+USUAL_RATE = 24.0  # frames per second of a film that does not say
+Frame = TypeVar("Frame")
+
+
+@dataclass(frozen=True, slots=True)
+class Film(Generic[Frame]):
+    """What was kept of a film."""
+
+    frames: list[Frame]
+    times: list[float]  # of each, in seconds
+
+
+def read_film(
+    part: MediaPart,
+    limits: MediaLimits,
+    choose: Callable[[int, float], Sequence[int]],
+    keep: Callable[[Image, int], Frame],
+) -> Film[Frame]:
+    """`choose` says which frames, given how many there are and how many make a second; `keep` what to keep of one,
+    given how many are kept. No two decoded frames are in memory at once.
+    """
+    total, rate = measure(part, limits)
+    for _ in range(2):
+        wanted = list(choose(total, rate))
+        frames, seen = decode(part, limits, wanted, keep)
+        if len(frames) == len(wanted):
+            return Film(frames, [index / rate for index in wanted])
+        total = seen  # packets may hold no frame to be shown
+        if not total:
+            break
+    raise ForerunError(f"{part.name} is truncated or damaged: its frames cannot be read")
+
+
+def measure(part: MediaPart, limits: MediaLimits) -> tuple[int, float]:
+    """Frames, and frames per second, counted without decoding: headers may lie."""
+    with opened(part, limits, FILMS) as container:
+        stream = film_stream(part, container)
+        check_pixels(part, stream.codec_context.width, stream.codec_context.height, limits.frame_pixels)
+        rate = float(stream.average_rate or stream.guessed_rate or USUAL_RATE)
+        total = 0
+        for packet in container.demux(stream):
+            total += packet.size > 0
+            if total > limits.video_frames:
+                raise ForerunError(f"{part.name} has more than {limits.video_frames} frames: cut it")
+    if not total:
+        raise ForerunError(f"{part.name} has no frames")
+    if not rate > 0 or total / rate > limits.video_seconds:
+        raise ForerunError(f"{part.name} is longer than {limits.video_seconds} seconds: cut it")
+    return total, rate
+
+
+def decode(
+    part: MediaPart, limits: MediaLimits, wanted: Sequence[int], keep: Callable[[Image, int], Frame]
+) -> tuple[list[Frame], int]:
+    """What was kept of the wanted frames, and how many frames were decoded."""
+    frames: list[Frame] = []
+    seen = 0
+    with opened(part, limits, FILMS) as container:
+        for frame in container.decode(film_stream(part, container)):
+            if seen == wanted[len(frames)]:
+                check_pixels(part, frame.width, frame.height, limits.frame_pixels)
+                frames.append(keep(upright(frame), len(wanted)))
+            seen += 1
+            if len(frames) == len(wanted):
+                break
+    return frames, seen
+
+
+def upright(frame: Any) -> Image:
+    """As its camera was held."""
+    image: Image = frame.to_image()
+    turn = round(getattr(frame, "rotation", 0) / 90) * 90 % 360
+    return image.rotate(turn, expand=True) if turn else image
+
+
+def film_stream(part: MediaPart, container: Any) -> Any:
+    """The first film inside a file."""
+    if not container.streams.video:
+        raise ForerunError(f"{part.name} holds no film")
+    stream = container.streams.video[0]
+    check_codec(part, stream, VIDEO_CODECS)
+    return stream

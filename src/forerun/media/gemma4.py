@@ -1,0 +1,265 @@
+"""Media of `gemma4`: a tower for pictures and frames of films, and in the small models one for sound."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ForerunError
+from forerun.media.decoding import read_image
+from forerun.media.expansion import Prepared, TokenList
+from forerun.media.films import read_film
+from forerun.media.limits import MediaLimits
+from forerun.media.parts import Kind, MediaPart
+from forerun.media.pixels import colour_levels, pixel_values, raster_patches, size_within
+from forerun.media.settings import processor_settings
+from forerun.media.sounds import RATE, read_sound
+from forerun.media.towers import has_tensors, load_module, load_tower, tower_config
+from forerun.models.gemma4 import MEDIA
+from forerun.weights.checkpoint import Checkpoint
+from forerun.weights.config_reader import ConfigReader
+
+if TYPE_CHECKING:
+    import numpy
+    from PIL.Image import Image
+
+SOFT_TOKENS = (70, 140, 280, 560, 1120)  # budgets of a picture that models are trained for
+BICUBIC = 3
+HEARD = 30.0  # seconds of sound that the models are trained for
+
+
+class Towers(Protocol):
+    """What differs between models with towers and the one without."""
+
+    patch: int  # pixels of a side of what is one input of the tower
+    places: int  # columns, and rows, that the tower has a position for
+
+    def load(self) -> None: ...
+
+    def see(self, patches: Tensor, positions: Tensor) -> Tensor:
+        """[rows of all pictures, hidden] of patches [pictures, n, values] at (x, y) [pictures, n, 2]."""
+        ...
+
+    def listen(self, sound: numpy.ndarray[Any, Any]) -> tuple[tuple[Tensor, ...], int]:
+        """Inputs of `hear`, and how many rows come out."""
+        ...
+
+    def hear(self, *inputs: Tensor) -> Tensor:
+        """[rows, hidden]"""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """How pictures are prepared."""
+
+    soft_tokens: int  # at most, of each
+    side: int  # pixels of a side of what becomes one row
+    levels: Tensor  # [3, 256]
+
+    @classmethod
+    def read(cls, settings: ConfigReader, usual: int, side: int) -> Sight:
+        """From a processor's settings; `usual` soft tokens."""
+        settings.only("do_resize", True)
+        settings.only("do_rescale", True)
+        settings.only("resample", BICUBIC)
+        soft_tokens = settings.integer("max_soft_tokens", usual)
+        if soft_tokens not in SOFT_TOKENS:
+            raise settings.wrong("max_soft_tokens", "70, 140, 280, 560 or 1120")
+        scale = settings.number("rescale_factor", 1 / 255)
+        return cls(soft_tokens, side, colour_levels(scale, *normalisation(settings, 0.0, 1.0)))
+
+
+def normalisation(settings: ConfigReader, mean: float, std: float) -> tuple[list[float], list[float]]:
+    """What colours are shifted and divided by; the values given are those of a processor that does not say."""
+    if not settings.flag("do_normalize", True):
+        return [0.0] * 3, [1.0] * 3
+    means, stds = settings.values.get("image_mean") or [mean] * 3, settings.values.get("image_std") or [std] * 3
+    for name, values in (("image_mean", means), ("image_std", stds)):
+        if not isinstance(values, list) or len(values) != 3 or not all(type(value) in (int, float) for value in values):
+            raise settings.wrong(name, "a list of three numbers")
+    if not all(value > 0 for value in stds):
+        raise settings.wrong("image_std", "a list of three numbers above 0")
+    return means, stds
+
+
+class GemmaMedia:
+    """A `Family`: what models with towers and the one without have in common."""
+
+    def __init__(self, checkpoint: Checkpoint, tokenizer: Any, towers: Towers, kinds: frozenset[Kind]) -> None:
+        config = checkpoint.reader
+        ids = {name: config.integer(name, usual, low=0) for name, usual in MEDIA.items()}
+        if "eoa_token_id" in config:  # the other name of the same
+            ids["eoa_token_index"] = config.integer("eoa_token_id", low=0)
+        self._ids, self._tokenizer, self._towers, self._checkpoint = ids, tokenizer, towers, checkpoint
+        text = config.part("text_config") if "text_config" in config else config
+        self._bidirectional = text.values.get("use_bidirectional_attention") == "vision"
+        self.kinds = kinds
+        self.placeholders: Mapping[int, Kind] = {
+            ids["image_token_id"]: "image",
+            ids["video_token_id"]: "video",
+            ids["audio_token_id"]: "audio",
+        }
+
+    def prepare(self, part: MediaPart, limits: MediaLimits) -> Prepared:
+        """See `Family.prepare`."""
+        return {"image": self._image, "video": self._film, "audio": self._sound}[part.kind](part, limits)
+
+    def load(self) -> None:
+        """See `Family.load`."""
+        self._towers.load()
+
+    def encode(self, prepared: Prepared) -> Tensor:
+        """See `Family.encode`."""
+        return (self._towers.hear if prepared.kind == "audio" else self._towers.see)(*prepared.inputs)
+
+    def whole(self, kind: Kind) -> bool:
+        """Pictures see themselves whole in models that were trained so; sound never does."""
+        return self._bidirectional and kind != "audio"
+
+    def positions(self, tokens: int, stretches: Sequence[tuple[int, tuple[int, int]]]) -> None:
+        """Media stand in a row with the text."""
+
+    def _sight(self, name: str, usual: int) -> Sight:
+        settings = processor_settings(self._checkpoint, name)
+        vision = self._checkpoint.reader.part("vision_config")
+        patch, pooled = vision.integer("patch_size", 16, high=64), vision.integer("pooling_kernel_size", 3, high=16)
+        settings.only("patch_size", patch)
+        settings.only("pooling_kernel_size", pooled)
+        return Sight.read(settings, usual, patch * pooled)
+
+    def _patches(self, image: Image, sight: Sight, part: MediaPart) -> tuple[Tensor, Tensor]:
+        height, width = size_within(image.height, image.width, sight.side, sight.soft_tokens)
+        if max(height, width) > self._towers.places * self._towers.patch:
+            raise ForerunError(f"{part.name} is too long for its height: cut it")
+        return raster_patches(pixel_values(image, height, width, sight.levels), self._towers.patch)
+
+    def _image(self, part: MediaPart, limits: MediaLimits) -> Prepared:
+        sight = self._sight("image_processor", 280)
+        patches, positions = self._patches(read_image(part, limits), sight, part)
+        tokens, ids = TokenList(), self._ids
+        rows = len(patches) * self._towers.patch**2 // sight.side**2
+        tokens.stretch([ids["boi_token_id"]], ids["image_token_id"], rows, [ids["eoi_token_id"]])
+        return Prepared("image", tokens.tokens, tokens.stretches, (patches[None], positions[None]))
+
+    def _film(self, part: MediaPart, limits: MediaLimits) -> Prepared:
+        """A few frames, each with its minute and second before it."""
+        sight = self._sight("video_processor", 70)
+        frames = processor_settings(self._checkpoint, "video_processor").integer("num_frames", 32, high=1024)
+
+        def choose(total: int, rate: float) -> list[int]:  # noqa: ARG001
+            count = min(frames, total)
+            return [index * total // count for index in range(count)]
+
+        film = read_film(part, limits, choose, lambda image, _: self._patches(image, sight, part))
+        tokens, ids = TokenList(), self._ids
+        for number, (time, (patches, _)) in enumerate(zip(film.times, film.frames, strict=True)):
+            stamp = f"{' ' if number else ''}{int(time // 60):02d}:{int(time % 60):02d} "
+            before = [*self._tokenizer.encode(stamp, add_special_tokens=False), ids["boi_token_id"]]
+            rows = len(patches) * self._towers.patch**2 // sight.side**2
+            tokens.stretch(before, ids["video_token_id"], rows, [ids["eoi_token_id"]])
+        inputs = tuple(torch.stack(each) for each in zip(*film.frames, strict=True))
+        return Prepared("video", tokens.tokens, tokens.stretches, inputs)
+
+    def _sound(self, part: MediaPart, limits: MediaLimits) -> Prepared:
+        sound = read_sound(part, limits, HEARD)
+        inputs, rows = self._towers.listen(sound)
+        if not rows:
+            raise ForerunError(f"{part.name} is too short: {len(sound) / RATE:.3f} seconds are less than one token")
+        tokens, ids = TokenList(), self._ids
+        tokens.stretch([ids["boa_token_id"]], ids["audio_token_id"], rows, [ids["eoa_token_index"]])
+        return Prepared("audio", tokens.tokens, tokens.stretches, inputs)
+
+
+class Gemma4Towers:
+    """Towers of transformers, read when they are first needed."""
+
+    patch = 16
+
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, kinds: frozenset[Kind]
+    ) -> None:
+        self._checkpoint, self._device, self._dtype, self._kinds = checkpoint, device, dtype, kinds
+        self.places = checkpoint.reader.part("vision_config").integer("position_embedding_size", 10_240)
+        self._listening = threading.Lock()
+        self._vision: tuple[Any, Any] | None = None  # the tower, and what fits its rows to the decoder
+        self._audio: tuple[Any, Any] | None = None
+        self._extractor: Any = None
+
+    def load(self) -> None:
+        """See `Family.load`."""
+        from transformers import Gemma4AudioConfig, Gemma4VisionConfig
+        from transformers.models.gemma4 import modeling_gemma4 as modules
+
+        if "image" in self._kinds and self._vision is None:
+            self._vision = self._pair(Gemma4VisionConfig, modules.Gemma4VisionModel, "vision")
+        if "audio" in self._kinds and self._audio is None:
+            self._audio = self._pair(Gemma4AudioConfig, modules.Gemma4AudioModel, "audio")
+
+    def _pair(self, config_class: Any, tower_class: Any, name: str) -> tuple[Any, Any]:
+        from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder
+
+        config = tower_config(self._checkpoint, f"{name}_config", config_class)
+        text = SimpleNamespace(hidden_size=self._checkpoint.reader.part("text_config").integer("hidden_size"))
+        place = (self._device, self._dtype)
+        tower = load_tower(self._checkpoint, tower_class, config, f"{name}_tower", *place)
+        embedder = Gemma4MultimodalEmbedder(config, text)
+        return tower, load_module(self._checkpoint, embedder, lambda key: f"embed_{name}.{key}", *place)
+
+    def see(self, patches: Tensor, positions: Tensor) -> Tensor:
+        """See `Towers.see`."""
+        assert self._vision is not None, "towers were not loaded"
+        tower, embedder = self._vision
+        inputs = patches.to(self._device, self._dtype)
+        seen = tower(pixel_values=inputs, pixel_position_ids=positions.to(self._device))
+        rows: Tensor = embedder(inputs_embeds=seen.last_hidden_state)
+        return rows
+
+    def listen(self, sound: numpy.ndarray[Any, Any]) -> tuple[tuple[Tensor, ...], int]:
+        """See `Towers.listen`: two convolutions halve the frames of the spectrogram twice."""
+        with self._listening:
+            if self._extractor is None:
+                self._extractor = feature_extractor(self._checkpoint, "Gemma4AudioFeatureExtractor")
+        features = self._extractor([sound], return_tensors="pt")
+        mask = features["input_features_mask"].bool()
+        return (features["input_features"], mask), int(mask[:, ::4].sum())
+
+    def hear(self, *inputs: Tensor) -> Tensor:
+        """See `Towers.hear`."""
+        assert self._audio is not None, "towers were not loaded"
+        tower, embedder = self._audio
+        features, mask = inputs
+        heard = tower(features.to(self._device, self._dtype), mask.to(self._device), return_dict=True)
+        rows: Tensor = embedder(inputs_embeds=heard.last_hidden_state)[heard.attention_mask]
+        return rows
+
+
+def feature_extractor(checkpoint: Checkpoint, name: str) -> Any:
+    """transformers' extractor of that name, with the folder's settings."""
+    import transformers
+
+    settings = processor_settings(checkpoint, "feature_extractor")
+    settings.only("sampling_rate", RATE)
+    try:
+        return getattr(transformers, name)(**settings.values)
+    except Exception as error:  # the class checks its fields itself
+        raise ForerunError(f"{settings.where}: the feature extractor's settings are not ones of {name}") from error
+
+
+def gemma4_media(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> GemmaMedia | None:
+    """None: the checkpoint has no towers."""
+    kinds: set[Kind] = set()
+    if "vision_config" in checkpoint.reader and has_tensors(checkpoint, "vision_tower."):
+        kinds |= {"image", "video"}
+    if "audio_config" in checkpoint.reader and has_tensors(checkpoint, "audio_tower."):
+        kinds.add("audio")
+    if not kinds:
+        return None
+    towers = Gemma4Towers(checkpoint, device, dtype, frozenset(kinds))
+    return GemmaMedia(checkpoint, tokenizer, towers, frozenset(kinds))

@@ -1,0 +1,95 @@
+"""Media of `gemma4_unified`: no towers; patches of pictures and frames of sound are projected as they are."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forerun.media.gemma4 import GemmaMedia, feature_extractor
+from forerun.media.parts import Kind
+from forerun.media.towers import has_tensors, load_module, tower_config
+from forerun.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    import numpy
+
+PROJECTION = "multimodal_embedder."  # inside the module, of what files keep beside its other tensors
+
+
+class UnifiedTowers:
+    """Small modules of transformers in the place of towers."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, kinds: frozenset[Kind]
+    ) -> None:
+        self._checkpoint, self._device, self._dtype, self._kinds = checkpoint, device, dtype, kinds
+        vision = checkpoint.reader.part("vision_config")
+        self.patch = vision.integer("patch_size", 16, high=64) * vision.integer("pooling_kernel_size", 3, high=16)
+        self.places = vision.integer("mm_posemb_size", 1120)
+        self._listening = threading.Lock()
+        self._vision: Any = None
+        self._audio: Any = None
+        self._extractor: Any = None
+
+    def load(self) -> None:
+        """See `Family.load`."""
+        from transformers import Gemma4UnifiedAudioConfig, Gemma4UnifiedVisionConfig
+        from transformers.models.gemma4_unified import modeling_gemma4_unified as modules
+
+        text = SimpleNamespace(hidden_size=self._checkpoint.reader.part("text_config").integer("hidden_size"))
+        place = (self._device, self._dtype)
+        if "image" in self._kinds and self._vision is None:
+            config = tower_config(self._checkpoint, "vision_config", Gemma4UnifiedVisionConfig)
+            embedder = modules.Gemma4UnifiedVisionEmbedder(config, text)
+            self._vision = load_module(self._checkpoint, embedder, self._name, *place)
+        if "audio" in self._kinds and self._audio is None:
+            config = tower_config(self._checkpoint, "audio_config", Gemma4UnifiedAudioConfig)
+            projection = modules.Gemma4UnifiedMultimodalEmbedder(config, text)
+            self._audio = load_module(self._checkpoint, projection, lambda key: f"embed_audio.{key}", *place)
+
+    def _name(self, key: str) -> str:
+        """What a file calls a tensor of the vision module: published ones and those transformers saves differ."""
+        if not has_tensors(self._checkpoint, "vision_embedder."):
+            return f"embed_vision.{key}"
+        if key.startswith(PROJECTION):
+            return f"embed_vision.{key.removeprefix(PROJECTION)}"
+        return f"vision_embedder.{key}"
+
+    def see(self, patches: Tensor, positions: Tensor) -> Tensor:
+        """See `Towers.see`."""
+        inputs = patches.to(self._device, self._dtype)
+        seen = self._vision(inputs, positions.to(self._device), return_dict=True).pooler_output
+        rows: Tensor = seen.flatten(0, 1)  # [pictures, n, hidden]
+        return rows
+
+    def listen(self, sound: numpy.ndarray[Any, Any]) -> tuple[tuple[Tensor, ...], int]:
+        """See `Towers.listen`: a row is a frame of samples."""
+        with self._listening:
+            if self._extractor is None:
+                self._extractor = feature_extractor(self._checkpoint, "Gemma4UnifiedAudioFeatureExtractor")
+        features = self._extractor(sound, return_tensors="pt")["input_features"][0]  # [frames, samples]
+        return (features,), len(features)
+
+    def hear(self, *inputs: Tensor) -> Tensor:
+        """See `Towers.hear`."""
+        rows: Tensor = self._audio(inputs[0].to(self._device, self._dtype))
+        return rows
+
+
+def unified_media(
+    checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype
+) -> GemmaMedia | None:
+    """None: the checkpoint was cut down to its text model."""
+    kinds: set[Kind] = set()
+    if "vision_config" in checkpoint.reader and has_tensors(checkpoint, "embed_vision."):
+        kinds |= {"image", "video"}
+    if "audio_config" in checkpoint.reader and has_tensors(checkpoint, "embed_audio."):
+        kinds.add("audio")
+    if not kinds:
+        return None
+    towers = UnifiedTowers(checkpoint, device, dtype, frozenset(kinds))
+    return GemmaMedia(checkpoint, tokenizer, towers, frozenset(kinds))

@@ -1,0 +1,126 @@
+"""The reader of media that all families share: limits, placeholders, and when a tower may run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ForerunError
+from forerun.media.expansion import Prepared, places
+from forerun.media.limits import MediaLimits
+from forerun.media.parts import Kind, MediaPart, MediaPrompt
+from forerun.models.layers.media import MediaRun, PromptMedia
+
+
+class Family(Protocol):
+    """What is different in every family of models."""
+
+    @property
+    def placeholders(self) -> Mapping[int, Kind]:
+        """Tokens that stand for a part in a prompt, of every kind that the family knows."""
+        ...
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Kinds that this model has a tower for."""
+        ...
+
+    def prepare(self, part: MediaPart, limits: MediaLimits) -> Prepared:
+        """Decode and measure; no tower runs."""
+        ...
+
+    def load(self) -> None:
+        """Read the weights of the towers, unless they are there."""
+        ...
+
+    def encode(self, prepared: Prepared) -> Tensor:
+        """[rows, hidden] for the decoder."""
+        ...
+
+    def whole(self, kind: Kind) -> bool:
+        """Do the rows of a stretch see each other?"""
+        ...
+
+    def positions(self, tokens: int, stretches: Sequence[tuple[int, tuple[int, int]]]) -> Tensor | None:
+        """[3, tokens], where positions have three parts; `stretches`: where each begins, and its grid."""
+        ...
+
+
+class Reader:
+    """A `MediaReader`: decodes outside of the engine, runs towers where nobody else is inside of it."""
+
+    def __init__(self, family: Family, owner: AbstractContextManager[None], device: torch.device, limits: MediaLimits):
+        self._family, self._owner, self._device, self._limits = family, owner, device, limits
+        self._decoding = threading.Semaphore(2)  # pictures of several prompts in memory at once
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return self._family.kinds
+
+    def read(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
+        """See `MediaReader.read`."""
+        if not parts:
+            raise ForerunError("a prompt without media needs no reader of media")
+        if len(parts) > self._limits.items:
+            raise ForerunError(f"{len(parts)} files came with the prompt, and at most {self._limits.items} are read")
+        for part in parts:
+            if part.kind not in self.kinds:
+                known = " and ".join(sorted(self.kinds))
+                raise ForerunError(f"{part.name}: this model does not read {part.kind}, only text and {known}")
+        at = places(ids, parts, self._family.placeholders)
+        with self._decoding:
+            prepared = self._prepare(parts)
+        embeddings = self._encode(prepared)
+        return self._join(ids, at, prepared, embeddings)
+
+    def _prepare(self, parts: Sequence[MediaPart]) -> list[Prepared]:
+        prepared, left = [], self._limits.soft_tokens
+        for part in parts:
+            prepared.append(self._family.prepare(part, self._limits))
+            left -= prepared[-1].rows
+            if left < 0:
+                raise ForerunError(
+                    f"{part.name}: the media of the prompt take more than {self._limits.soft_tokens} tokens: bring "
+                    "fewer or smaller ones"
+                )
+        return prepared
+
+    def _encode(self, prepared: Sequence[Prepared]) -> list[Tensor]:
+        """Under the engine's ownership: a GPU must not be given work while a graph is captured."""
+        with self._owner, torch.inference_mode():
+            self._family.load()
+            try:
+                embeddings = [self._family.encode(each) for each in prepared]
+            except torch.OutOfMemoryError as error:
+                raise ForerunError(
+                    "there is not enough free memory for the media: bring fewer or smaller ones"
+                ) from error
+            if self._device.type == "cuda":  # the engine may read them on another stream
+                torch.cuda.synchronize(self._device)
+        for each, rows in zip(prepared, embeddings, strict=True):
+            assert len(rows) == each.rows, "a tower gave another number of rows than was announced"
+        return embeddings
+
+    def _join(
+        self, ids: Sequence[int], at: Sequence[int], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]
+    ) -> MediaPrompt:
+        expanded: list[int] = []
+        runs, grids, past = [], [], 0
+        for place, each, rows in zip(at, prepared, embeddings, strict=True):
+            expanded += ids[past:place]
+            used = 0
+            for stretch in each.stretches:
+                start = len(expanded) + stretch.start
+                own = rows[used : used + stretch.rows]
+                runs.append(MediaRun(start, own, self._family.whole(each.kind)))
+                grids.append((start, stretch.grid))
+                used += stretch.rows
+            expanded += each.tokens
+            past = place + 1
+        expanded += ids[past:]
+        return MediaPrompt(expanded, PromptMedia(runs, self._family.positions(len(expanded), grids)))

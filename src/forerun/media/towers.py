@@ -1,0 +1,80 @@
+"""Towers: transformers' own modules, with weights that come through forerun's reader of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from forerun.errors import ForerunError
+from forerun.weights.checkpoint import Checkpoint
+
+PREFIXES = ("model.", "")  # of a whole checkpoint's tensors, in either layout
+DEPTH = 512  # layers that a tower may have: far more than any
+
+
+def tower_config(checkpoint: Checkpoint, part: str, kind: Any) -> Any:
+    """A transformers config of class `kind` from `part` of config.json."""
+    reader = checkpoint.reader.part(part)
+    for name in ("num_hidden_layers", "depth"):
+        if name in reader:
+            reader.integer(name, high=DEPTH)
+    try:
+        return kind.from_dict(dict(reader.values))
+    except Exception as error:  # the classes check their fields themselves, each in its own way
+        raise ForerunError(f"{checkpoint.path / 'config.json'}: {part} is not one of a {kind.__name__}") from error
+
+
+def load_tower(
+    checkpoint: Checkpoint, kind: Any, config: Any, name: str, device: torch.device, dtype: torch.dtype
+) -> Any:
+    """A model of class `kind` whose tensors begin with `name` and a dot. The engine must not run meanwhile.
+
+    While it builds a model, transformers sets the number format of new tensors for the whole process.
+    """
+    with torch.device("meta"):
+        shapes = {key: tuple(tensor.shape) for key, tensor in kind(config).state_dict().items()}
+    tensors = take_all(checkpoint, shapes, lambda key: f"{name}.{key}")
+    with quiet():
+        tower = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype)
+    return tower.to(device).eval()
+
+
+def load_module(
+    checkpoint: Checkpoint, module: nn.Module, rename: Callable[[str], str], device: torch.device, dtype: torch.dtype
+) -> nn.Module:
+    """Fill a small module that is there already; `rename` says what the file calls a tensor."""
+    shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+    module.load_state_dict(take_all(checkpoint, shapes, rename))
+    return module.to(device, dtype).eval()
+
+
+def take_all(
+    checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], rename: Callable[[str], str]
+) -> dict[str, torch.Tensor]:
+    """The tensors of a module, each checked for its shape."""
+    first = rename(next(iter(shapes)))
+    prefix = next((prefix for prefix in PREFIXES if checkpoint.has(prefix + first)), PREFIXES[0])
+    return {key: checkpoint.take(prefix + rename(key), shape) for key, shape in shapes.items()}
+
+
+def has_tensors(checkpoint: Checkpoint, *names: str) -> bool:
+    """Does the checkpoint hold tensors whose names begin so? A text-only copy may have kept the config of the whole."""
+    beginnings = tuple(prefix + name for prefix in PREFIXES for name in names)
+    return any(name.startswith(beginnings) for name in checkpoint.names())
+
+
+class quiet:
+    """No progress bar of transformers for a tower: forerun has its own."""
+
+    def __enter__(self) -> None:
+        from transformers.utils import logging
+
+        self._logging, self._was = logging, logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        if self._was:
+            self._logging.enable_progress_bar()

@@ -1,0 +1,180 @@
+"""Tiny random models that see and hear, the files they are shown, and what transformers makes of the same prompt."""
+
+from __future__ import annotations
+
+import io
+import json
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from tiny import tiny_tokenizer
+from tiny_gemma import SIZES, VARIANTS, randomise
+
+from forerun.media.parts import Kind, MediaPart
+
+SOFT_TOKENS = 70  # the smallest budget of a picture
+FRAMES = 3
+# Tokens that stand for media: they follow the 290 of the tokenizer.
+GEMMA_TOKENS = {
+    "image_token_id": "<|image|>",
+    "audio_token_id": "<|audio|>",
+    "video_token_id": "<|video|>",
+    "boi_token_id": "<|image>",
+    "eoi_token_id": "<image|>",
+    "boa_token_id": "<|audio>",
+    "eoa_token_index": "<audio|>",
+}
+GEMMA_IDS = {name: 290 + index for index, name in enumerate(GEMMA_TOKENS)}
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "position_embedding_size": 256,
+    "initializer_range": 0.15,
+}
+AUDIO: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": [128, 4],  # the first is also the number of bands of a spectrogram
+    "output_proj_dims": 24,
+    "initializer_range": 0.15,
+}
+
+
+def media_tokenizer(tokens: list[str]) -> Any:
+    """The tiny tokenizer, and tokens that stand for media."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    return tokenizer
+
+
+def random_media_gemma(variant: str, seed: int = 0) -> Any:
+    """A transformers model with towers: E4B sees and hears, 31B sees, its pictures whole."""
+    import transformers
+
+    whole = None if variant == "E4B" else "vision"
+    values = SIZES | VARIANTS[variant] | {"use_bidirectional_attention": whole, "max_position_embeddings": 1024}
+    text = transformers.Gemma4TextConfig(**values)
+    clipped = variant == "E4B"
+    vision = transformers.Gemma4VisionConfig(**VISION, use_clipped_linears=clipped, standardize=not clipped)
+    audio = transformers.Gemma4AudioConfig(**AUDIO) if variant == "E4B" else None
+    config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **GEMMA_IDS)
+    return randomised(transformers.Gemma4ForConditionalGeneration, config, seed)
+
+
+def random_unified(seed: int = 0) -> Any:
+    """A transformers model that sees and hears without towers."""
+    import transformers
+
+    values = SIZES | VARIANTS["12B"] | {"use_bidirectional_attention": "vision", "max_position_embeddings": 1024}
+    text = {name: value for name, value in values.items() if "per_layer_input" not in name}
+    config = transformers.Gemma4UnifiedConfig(
+        text_config=transformers.Gemma4UnifiedTextConfig(**text),
+        vision_config=transformers.Gemma4UnifiedVisionConfig(mm_embed_dim=40, output_proj_dims=40, mm_posemb_size=80),
+        audio_config=transformers.Gemma4UnifiedAudioConfig(),
+        **GEMMA_IDS,
+    )
+    return randomised(transformers.Gemma4UnifiedForConditionalGeneration, config, seed)
+
+
+def randomised(kind: Any, config: Any, seed: int) -> Any:
+    """A model of random weights, norms, scales and bounds included."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = kind(config).float().eval()
+        randomise(model, 0.15)
+        with torch.no_grad():
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                if name.endswith(("input_min", "output_min")):
+                    tensor.fill_(-4.0)
+                elif name.endswith(("input_max", "output_max")):
+                    tensor.fill_(4.0)
+                elif name.endswith(("std_bias", "per_dim_scale")):
+                    tensor.normal_(0.0, 0.2)
+                elif name.endswith("std_scale"):
+                    tensor.normal_(1.0, 0.2)
+    return model
+
+
+def save_media_gemma(folder: Path, model: Any, *, published: bool = False, **overrides: Any) -> Path:
+    """A folder as the hub has them, its processors set to small pictures and short films."""
+    config = json.loads(model.config.to_json_string())
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    if published:
+        tensors = {published_name(name): tensor for name, tensor in tensors.items()}
+    processors = {
+        "image_processor": {"max_soft_tokens": SOFT_TOKENS},
+        "video_processor": {"max_soft_tokens": SOFT_TOKENS, "num_frames": FRAMES},
+    }
+    return write_folder(folder, config | overrides, tensors, list(GEMMA_TOKENS.values()), processors)
+
+
+def published_name(name: str) -> str:
+    """What the published files of the model without towers call a tensor."""
+    if "multimodal_embedder." in name:
+        return name.replace("multimodal_embedder.", "")
+    return name.replace("model.embed_vision.", "model.vision_embedder.")
+
+
+def write_folder(folder: Path, config: Any, tensors: Any, tokens: list[str], processors: Any) -> Path:
+    """Config, weights, tokenizer and processors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "processor_config.json").write_text(json.dumps(processors))
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    media_tokenizer(tokens).save_pretrained(folder)
+    return folder
+
+
+def picture(width: int = 60, height: int = 40, seed: int = 0) -> Image.Image:
+    """Coarse noise, so that resizing shows."""
+    colours = numpy.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=numpy.uint8)
+    return Image.fromarray(colours).resize((width, height), Image.Resampling.NEAREST)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """The bytes of a picture's file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def film_file(images: list[Image.Image], rate: int = 2, kind: str = "mp4", codec: str = "mpeg4") -> bytes:
+    """The bytes of a film's file."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format=kind) as container:
+        stream = container.add_stream(codec, rate=rate)
+        stream.width, stream.height, stream.pix_fmt = *images[0].size, "yuv420p"
+        stream.bit_rate = 2_000_000
+        for image in images:
+            container.mux(stream.encode(av.VideoFrame.from_image(image)))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def sound_file(seconds: float = 0.5, rate: int = 16_000, seed: int = 0) -> bytes:
+    """The bytes of a WAV file."""
+    noise = numpy.random.default_rng(seed).normal(0, 3000, int(seconds * rate)).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as recording:
+        recording.setnchannels(1)
+        recording.setsampwidth(2)
+        recording.setframerate(rate)
+        recording.writeframes(noise.tobytes())
+    return file.getvalue()
+
+
+def part(kind: Kind, data: bytes, name: str = "a.file") -> MediaPart:
+    """A file that came with a prompt."""
+    return MediaPart(kind, data, name)
