@@ -9,7 +9,7 @@ from threading import RLock
 from typing import Any, cast
 
 import torch
-from engines import CPU, VOCAB, pool_for, request, run
+from engines import CPU, VOCAB, Scripted, pool_for, request, run
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -69,3 +69,21 @@ def check_drafts(machine: Engine, prompts: Sequence[MediaPrompt], drafts: Sequen
                 assert run(machine, wishes[0])[0].answer == plain[0], (draft, depth, temperature)
                 together = run(machine, *wishes, replace(text, draft=draft, draft_tokens=depth))
                 assert [one.answer for one in together] == [*plain, alone], (draft, depth, temperature)
+                assert draft == "lookup" or draft in together[0].counters.arms
+        check_right_drafts(machine, prompts[0], plain[0], temperature)
+
+
+def check_right_drafts(machine: Engine, prompt: MediaPrompt, plain: list[int], temperature: float) -> None:
+    """Drafts that are right are accepted, those that are wrong are not."""
+
+    def script(text: list[int], depth: int) -> list[int]:
+        known = len(text) - len(prompt.ids)
+        right = plain[known : known + depth]
+        return right if known % 3 else [*right[:1], 77]
+
+    before = machine.drafters.by_name["lookup"]
+    machine.drafters.by_name["lookup"] = Scripted(script)
+    drafted = run(machine, asked(prompt, temperature, "lookup", 4))[0]
+    machine.drafters.by_name["lookup"] = before
+    assert drafted.answer == plain
+    assert drafted.counters.accepted >= len(plain) // 2

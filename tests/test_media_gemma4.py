@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from engines import VOCAB, decoder, engine
-from media_checks import TEXT, asked, check_drafts, last_logits, reader_of
+from media_checks import TEXT, check_drafts, last_logits, reader_of
 from PIL import Image
+from tiny_gemma import random_assistant, save_assistant
 from tiny_media import (
     FRAMES,
     GEMMA_IDS,
@@ -34,6 +36,7 @@ from transformers import (
     Gemma4UnifiedAudioFeatureExtractor,
 )
 
+from forerun.draft.assistant_loading import load_assistant
 from forerun.errors import ForerunError
 from forerun.media.parts import MediaPart, MediaPrompt
 from forerun.models.layers.decoder import Decoder
@@ -188,12 +191,14 @@ def test_pictures_see_themselves_whole_where_they_should(pair: Pair) -> None:
     assert prompt.media.positions is None
 
 
-def test_drafts_change_nothing(pair: Pair) -> None:
+def test_drafts_change_nothing(pair: Pair, tmp_path: Path) -> None:
     reader = reader_of(pair.folder)
     prompts = [reader.read([*TEXT, IMAGE, 9], [part("image", encoded(picture(seed=seed)))]) for seed in range(2)]
     machine = engine(pair.model, context=512)
-    check_drafts(machine, prompts, ["lookup"])
-    assert asked(prompts[0]).media is prompts[0].media
+    target = SimpleNamespace(config=pair.oracle.config.text_config)
+    assistant = save_assistant(tmp_path, random_assistant(target))
+    machine.drafters.by_name["assistant"] = load_assistant(assistant, pair.model, machine.pool, VOCAB, "n-1")
+    check_drafts(machine, prompts, ["lookup", "assistant"])
 
 
 def test_a_model_without_ears_says_so(tmp_path: Path) -> None:

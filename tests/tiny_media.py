@@ -6,6 +6,7 @@ import io
 import json
 import wave
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -14,6 +15,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from tiny import tiny_tokenizer
 from tiny_gemma import SIZES, VARIANTS, randomise
+from tiny_qwen import DENSE, SPARSE, head_tensors, randomise_qwen
+from tiny_qwen import SIZES as QWEN_SIZES
 
 from forerun.media.parts import Kind, MediaPart
 
@@ -30,6 +33,22 @@ GEMMA_TOKENS = {
     "eoa_token_index": "<audio|>",
 }
 GEMMA_IDS = {name: 290 + index for index, name in enumerate(GEMMA_TOKENS)}
+QWEN_TOKENS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+QWEN_IDS = {name: 290 + index for index, name in enumerate(QWEN_TOKENS)}
+QWEN_VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": QWEN_SIZES["hidden_size"],
+    "num_position_embeddings": 36,
+    "initializer_range": 0.15,
+}
 VISION: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -133,6 +152,45 @@ def write_folder(folder: Path, config: Any, tensors: Any, tokens: list[str], pro
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     media_tokenizer(tokens).save_pretrained(folder)
     return folder
+
+
+def random_media_qwen(sparse: bool, seed: int = 0) -> Any:
+    """A transformers model that sees; rotated columns are many enough for time, height and width."""
+    import transformers
+
+    name = "Qwen3_5Moe" if sparse else "Qwen3_5"
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "mrope_section": [2, 2, 2]}
+    values = QWEN_SIZES | {"rope_parameters": rope | {"mrope_interleaved": True}, "max_position_embeddings": 1024}
+    config = getattr(transformers, name + "Config")(
+        text_config=getattr(transformers, name + "TextConfig")(**values, **(SPARSE if sparse else DENSE)),
+        vision_config=getattr(transformers, name + "VisionConfig")(**QWEN_VISION),
+        **QWEN_IDS,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = getattr(transformers, name + "ForConditionalGeneration")(config).float().eval()
+        randomise_qwen(model, 0.15)
+        with torch.no_grad():
+            for name, parameter in model.model.visual.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.normal_(float("norm" in name and name.endswith("weight")), 0.2)
+    return model
+
+
+def save_media_qwen(folder: Path, model: Any, **overrides: Any) -> Path:
+    """A folder as the hub has them, with an MTP head, its processors set to small pictures."""
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    text = SimpleNamespace(config=model.config.text_config, state_dict=lambda: language_tensors(tensors))
+    tensors |= head_tensors(text, fused=True)
+    size = {"shortest_edge": 32 * 32 * 4, "longest_edge": 32 * 32 * 24}
+    processors = {"image_processor": {"size": size}, "video_processor": {"size": size | {"longest_edge": 32 * 32 * 60}}}
+    return write_folder(folder, config | overrides, tensors, list(QWEN_TOKENS.values()), processors)
+
+
+def language_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Those of the language model, as it calls them itself."""
+    return {name.replace("language_model.", ""): tensor for name, tensor in tensors.items()}
 
 
 def picture(width: int = 60, height: int = 40, seed: int = 0) -> Image.Image:

@@ -52,19 +52,24 @@ def random_model(sparse: bool, seed: int = 0, **overrides: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, name + "ForCausalLM")(config).float().eval()
-        with torch.no_grad():
-            for key, parameter in model.named_parameters():
-                if key.endswith(("layernorm.weight", "q_norm.weight", "k_norm.weight", "model.norm.weight")):
-                    parameter.normal_(0.0, 0.1)  # zero-centred
-                elif key.endswith("linear_attn.norm.weight"):
-                    parameter.normal_(1.0, 0.1)
-                elif key.endswith("A_log"):
-                    parameter.uniform_(-3.0, 1.0)
-                elif key.endswith(("dt_bias", "conv1d.weight")):
-                    parameter.normal_(0.0, 0.5)
-                elif parameter.dim() >= 2:
-                    parameter.normal_(0.0, values["initializer_range"])
+        randomise_qwen(model, values["initializer_range"])
     return model
+
+
+def randomise_qwen(model: Any, size: float) -> None:
+    """Norms, decays and scales too: give them values, so that forgetting one is noticed."""
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith(("layernorm.weight", "q_norm.weight", "k_norm.weight", "model.norm.weight")):
+                parameter.normal_(0.0, 0.1)  # zero-centred
+            elif key.endswith("linear_attn.norm.weight"):
+                parameter.normal_(1.0, 0.1)
+            elif key.endswith("A_log"):
+                parameter.uniform_(-3.0, 1.0)
+            elif key.endswith(("dt_bias", "conv1d.weight")):
+                parameter.normal_(0.0, 0.5)
+            elif parameter.dim() >= 2:
+                parameter.normal_(0.0, size)
 
 
 def head_tensors(model: Any, fused: bool, seed: int = 5) -> dict[str, torch.Tensor]:

@@ -31,8 +31,8 @@ def read_image(part: MediaPart, limits: MediaLimits) -> Image:
         width, height = image.size
         check_pixels(part, width, height, limits.image_pixels)
         return ImageOps.exif_transpose(image).convert("RGB")
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # a limit of its own
-        raise ForerunError(f"{part.name} has more pixels than can be read") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # a limit of its own, far above
+        raise ForerunError(f"{part.name} has more than {limits.image_pixels} pixels: make it smaller") from error
     except ForerunError:
         raise
     except Exception as error:  # decoders fail in every way there is
@@ -63,8 +63,8 @@ def check_bytes(part: MediaPart, limits: MediaLimits) -> None:
 
 
 def check_pixels(part: MediaPart, width: int, height: int, most: int) -> None:
-    """Are there as many pixels as a header may announce?"""
-    if width < 1 or height < 1 or width * height > most:
-        raise ForerunError(
-            f"{part.name} has {width} x {height} pixels, and at most {most} in all are read: make it smaller"
-        )
+    """Does a header announce more pixels than may be decoded, or none?"""
+    if width < 1 or height < 1:
+        raise ForerunError(f"{part.name} has no pixels")
+    if width * height > most:
+        raise ForerunError(f"{part.name} has {width} x {height} pixels, more than {most}: make it smaller")

@@ -52,6 +52,10 @@ def measure(part: MediaPart, limits: MediaLimits) -> tuple[int, float]:
     """Frames, and frames per second, counted without decoding: headers may lie."""
     with opened(part, limits, FILMS) as container:
         stream = film_stream(part, container)
+        if not stream.codec_context.width:  # the decoder was told the limit, and did not even look at the first frame
+            raise ForerunError(
+                f"{part.name} has no frame that can be read, or ones of more than {limits.frame_pixels} pixels"
+            )
         check_pixels(part, stream.codec_context.width, stream.codec_context.height, limits.frame_pixels)
         rate = float(stream.average_rate or stream.guessed_rate or USUAL_RATE)
         total = 0

@@ -17,7 +17,7 @@ from forerun.media.expansion import Prepared, TokenList
 from forerun.media.films import read_film
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart
-from forerun.media.pixels import colour_levels, pixel_values, raster_patches, size_within
+from forerun.media.pixels import colour_levels, normalisation, pixel_values, plain_resizing, raster_patches, size_within
 from forerun.media.settings import processor_settings
 from forerun.media.sounds import RATE, read_sound
 from forerun.media.towers import has_tensors, load_module, load_tower, tower_config
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SOFT_TOKENS = (70, 140, 280, 560, 1120)  # budgets of a picture that models are trained for
-BICUBIC = 3
 HEARD = 30.0  # seconds of sound that the models are trained for
 
 
@@ -66,27 +65,12 @@ class Sight:
     @classmethod
     def read(cls, settings: ConfigReader, usual: int, side: int) -> Sight:
         """From a processor's settings; `usual` soft tokens."""
-        settings.only("do_resize", True)
-        settings.only("do_rescale", True)
-        settings.only("resample", BICUBIC)
+        plain_resizing(settings)
         soft_tokens = settings.integer("max_soft_tokens", usual)
         if soft_tokens not in SOFT_TOKENS:
             raise settings.wrong("max_soft_tokens", "70, 140, 280, 560 or 1120")
         scale = settings.number("rescale_factor", 1 / 255)
         return cls(soft_tokens, side, colour_levels(scale, *normalisation(settings, 0.0, 1.0)))
-
-
-def normalisation(settings: ConfigReader, mean: float, std: float) -> tuple[list[float], list[float]]:
-    """What colours are shifted and divided by; the values given are those of a processor that does not say."""
-    if not settings.flag("do_normalize", True):
-        return [0.0] * 3, [1.0] * 3
-    means, stds = settings.values.get("image_mean") or [mean] * 3, settings.values.get("image_std") or [std] * 3
-    for name, values in (("image_mean", means), ("image_std", stds)):
-        if not isinstance(values, list) or len(values) != 3 or not all(type(value) in (int, float) for value in values):
-            raise settings.wrong(name, "a list of three numbers")
-    if not all(value > 0 for value in stds):
-        raise settings.wrong("image_std", "a list of three numbers above 0")
-    return means, stds
 
 
 class GemmaMedia:

@@ -11,6 +11,7 @@ from forerun.media.gemma4 import gemma4_media
 from forerun.media.gemma4_unified import unified_media
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import MediaReader
+from forerun.media.qwen3_5 import qwen_media
 from forerun.media.reader import Family, Reader
 from forerun.weights.checkpoint import Checkpoint
 
@@ -35,4 +36,6 @@ def media_family(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, d
             return gemma4_media(checkpoint, tokenizer, device, dtype)
         case "gemma4_unified":
             return unified_media(checkpoint, tokenizer, device, dtype)
+        case "qwen3_5" | "qwen3_5_moe":
+            return qwen_media(checkpoint, tokenizer, device, dtype)
     return None
