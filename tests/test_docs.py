@@ -64,26 +64,9 @@ def served() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model that sees and hears, and what the documents show it."""
-    from fake_media import VISION
-    from tiny_media import (
-        GEMMA_TOKENS,
-        encoded,
-        film_file,
-        media_tokenizer,
-        picture,
-        random_media_gemma,
-        save_media_gemma,
-        sound_file,
-    )
+    from seeing import seeing_gemma
 
-    folder = save_media_gemma(tmp_path_factory.mktemp("seeing"), random_media_gemma("E4B"))
-    tokenizer = media_tokenizer(list(GEMMA_TOKENS.values()))
-    tokenizer.chat_template = VISION
-    tokenizer.save_pretrained(folder)
-    (folder / "photo.jpg").write_bytes(encoded(picture(), "JPEG"))
-    (folder / "talk.mp4").write_bytes(film_file([picture(seed=n) for n in range(3)]))
-    (folder / "talk.wav").write_bytes(sound_file())
-    return folder
+    return seeing_gemma(tmp_path_factory.mktemp("seeing"))
 
 
 @pytest.mark.real

@@ -1,4 +1,4 @@
-"""A tiny Gemma 4 that sees and hears, from the command line, the library and official clients: the same answers."""
+"""Tiny models that see and hear, from the command line, the library and official clients: the same answers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,9 @@ from typing import Any
 
 import openai
 import pytest
-from fake_media import VISION
+from seeing import seeing_gemma, seeing_qwen
 from serve_fakes import call, live, until
-from tiny_media import (
-    GEMMA_TOKENS,
-    encoded,
-    film_file,
-    media_tokenizer,
-    picture,
-    random_media_gemma,
-    save_media_gemma,
-    sound_file,
-)
+from tiny_media import encoded, picture
 
 import forerun
 from forerun.cli.main import main
@@ -40,13 +31,8 @@ ASKED = "What is this?"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_media_gemma(tmp_path_factory.mktemp("gemma"), random_media_gemma("E4B"))
-    tokenizer = media_tokenizer(list(GEMMA_TOKENS.values()))
-    tokenizer.chat_template = VISION
-    tokenizer.save_pretrained(folder)
+    folder = seeing_gemma(tmp_path_factory.mktemp("gemma"))
     (folder / "cat.png").write_bytes(CAT)
-    (folder / "sound.wav").write_bytes(sound_file())
-    (folder / "film.mp4").write_bytes(film_file([picture(seed=n) for n in range(3)]))
     return folder
 
 
@@ -64,7 +50,7 @@ def test_the_library(model: LanguageModel, folder: Path) -> None:
     assert answer(model, images=[picture(seed=1)]).tokens == cat.tokens, "the same pixels"
     assert answer(model, images=[DOG]).tokens != cat.tokens
     assert answer(model, images=[CAT], draft="lookup", draft_tokens=4).tokens == cat.tokens
-    everything: dict[str, Any] = {"images": [CAT], "videos": [folder / "film.mp4"], "audio": [folder / "sound.wav"]}
+    everything: dict[str, Any] = {"images": [CAT], "videos": [folder / "talk.mp4"], "audio": [folder / "talk.wav"]}
     plain = answer(model, **everything, temperature=0.8, seed=3)
     assert plain.prompt_tokens > 100
     assert answer(model, **everything, temperature=0.8, seed=3, draft="lookup", draft_tokens=3).tokens == plain.tokens
@@ -76,14 +62,38 @@ def test_the_library(model: LanguageModel, folder: Path) -> None:
 
 def test_the_command_line(model: LanguageModel, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["generate", "-m", str(folder), "-p", ASKED, "-n", "12", "--dtype", "float32", "--max-context", "600"]
-    seen = ["--image", str(folder / "cat.png"), "--audio", str(folder / "sound.wav")]
+    seen = ["--image", str(folder / "cat.png"), "--audio", str(folder / "talk.wav")]
     assert main([*flags, *seen, "--json", "--draft", "off"]) == 0
-    wanted = answer(model, images=[CAT], audio=[folder / "sound.wav"])
+    wanted = answer(model, images=[CAT], audio=[folder / "talk.wav"])
     assert json.loads(capsys.readouterr().out)["tokens"] == wanted.tokens
     (folder / "bad.png").write_bytes(b"nothing")
     assert main([*flags, "--image", str(folder / "bad.png"), "--quiet"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "bad.png is not a picture" in said
+
+
+def test_another_family(tmp_path: Path) -> None:
+    """Qwen3.5 sees, with positions of its own; templates put marks around its placeholders."""
+    model = forerun.load(str(seeing_qwen(tmp_path)), dtype="float32", max_context=600)
+    photo, film = tmp_path / "photo.jpg", tmp_path / "talk.mp4"
+    first = [{"type": "image", "path": photo}, {"type": "text", "text": "What?"}, {"type": "video", "path": film}]
+    turns = [
+        {"role": "user", "content": first},
+        {"role": "assistant", "content": "A cat."},
+        {"role": "user", "content": "Sure?"},
+    ]
+
+    def ask(draft: str, **options: Any) -> list[int]:
+        return forerun.generate(model, turns, max_tokens=12, draft=draft, **options).tokens
+
+    plain = ask("off")
+    for draft, options in (("lookup", {"draft_tokens": 3}), ("auto", {})):
+        assert ask(draft, **options) == plain
+    assert ask("lookup", temperature=0.9, seed=2) == ask("off", temperature=0.9, seed=2)
+    shown = [forerun.generate(model, "What?", images=[data], max_tokens=8, draft="off").tokens for data in (CAT, DOG)]
+    assert shown[0] != shown[1]
+    with pytest.raises(ForerunError, match="reads text, images and videos; it cannot take audio"):
+        answer(model, audio=[tmp_path / "talk.wav"])
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +128,6 @@ def test_the_server(address: str, model: LanguageModel) -> None:
     with pytest.raises(openai.BadRequestError, match=r"image_url\.url is not a picture"):
         ask(b"nothing")
     assert call(address, "/props", method="GET").json["modalities"] == {"vision": True, "video": True, "audio": True}
+    for prompt in ("a <|image|> that nobody sent", [1, 290, 40, 291]):  # text of a prompt that is all the client's own
+        reply = call(address, "/v1/completions", {"prompt": prompt, "max_tokens": 2})
+        assert reply.status == 200, reply.text

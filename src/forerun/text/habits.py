@@ -116,11 +116,14 @@ def _places(template: ChatTemplate, kind: str) -> bool:
     def rendered(parts: list[dict[str, str]]) -> str:
         return template.render([{"role": "user", "content": parts}], seconds=_PROBE_SECONDS)
 
+    def spelled(text: str) -> int:
+        return len(re.findall(r"""['"]type['"]""", text))
+
     try:
         with_place, without = rendered([{"type": kind}, text]), rendered([text])
     except ForerunError:
         return False
-    return "PROBE1" in with_place and len(with_place) > len(without) and not re.search(r"""['"]type['"]""", with_place)
+    return "PROBE1" in with_place and len(with_place) > len(without) and spelled(with_place) == spelled(without)
 
 
 def adapt(
