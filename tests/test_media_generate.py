@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from local_engines import language_model
 from tiny import tiny_model
 
 import forerun
+from forerun.cli.chat_talkers import LocalTalker
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
+from forerun.options import GenerationOptions
+from forerun.progress import NullProgress
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,21 @@ def test_conversations_go_on_after_a_picture(model: LanguageModel) -> None:
     assert answer(model, turns, system="Be brief.", draft="auto").tokens == plain.tokens
     other = {**first, "content": [{"type": "image", "image": b"a dog"}, {"type": "text", "text": "What?"}]}
     assert answer(model, [other, *turns[1:]], system="Be brief.").tokens != plain.tokens
+
+
+def test_a_chat_in_the_terminal_shows_the_same(model: LanguageModel, tmp_path: Path) -> None:
+    file = tmp_path / "cat.png"
+    file.write_bytes(b"a cat")
+    talker = LocalTalker(model, "tiny", NullProgress())
+    content = [{"type": "image", "path": str(file)}, {"type": "text", "text": "What is this?"}]
+    options = GenerationOptions(max_tokens=24, draft="off")
+    with talker.answer([{"role": "user", "content": content}], options) as reply:
+        text = "".join(piece.text for piece in reply)
+    assert text == answer(model, images=[b"a cat"]).text
+    talker.check_media("audio")
+    blind = LocalTalker(dataclasses.replace(model, media=None), "tiny", NullProgress())
+    with pytest.raises(ForerunError, match="tiny reads text only; it cannot take images"):
+        blind.check_media("image")
 
 
 def test_a_picture_may_be_all_that_is_said(model: LanguageModel) -> None:

@@ -13,6 +13,7 @@ from forerun.media.parts import Kind
 from forerun.media.sources import from_file
 from forerun.text.content import MEDIA_KINDS
 
+OPENAI_FORMATS = ("wav", "mp3")  # of sound; all others go in the form that vLLM added
 USUAL = {"image": "png", "video": "mp4", "audio": "wav"}  # where a file's name does not say
 
 
@@ -49,9 +50,9 @@ def _sent(part: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "text":
         return dict(part)
     data = base64.b64encode(from_file(kind, part["path"]).data).decode()
+    suffix = Path(part["path"]).suffix.lstrip(".").lower()
+    if kind == "audio" and suffix in OPENAI_FORMATS:
+        return {"type": "input_audio", "input_audio": {"data": data, "format": suffix}}
     guessed = (mimetypes.guess_type(part["path"])[0] or "").partition("/")
     subtype = guessed[2] if guessed[0] == kind else USUAL[kind]
-    if kind == "audio":
-        suffix = Path(part["path"]).suffix.lstrip(".").lower()
-        return {"type": "input_audio", "input_audio": {"data": data, "format": suffix or USUAL[kind]}}
     return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{kind}/{subtype};base64,{data}"}}
