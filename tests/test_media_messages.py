@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from chat_templates import BARE, PARTS, QWEN
 from fake_media import MARKED, PLACEHOLDERS, VISION, FakeReader, seeing_tokenizer
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from tiny import CHAT_TEMPLATE
 
 from forerun.errors import ForerunError
@@ -18,7 +20,12 @@ from forerun.media.reading import checked_reader, what_is_read
 from forerun.media.sources import media_part
 from forerun.text.chat import encode_chat, encode_prompt
 
-URI = "data:image/png;base64," + base64.b64encode(b"a picture").decode()
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+URI = "data:image/png;base64," + encoded(b"a picture")
 
 
 def error_of(call: Any, *given: Any, **options: Any) -> str:
@@ -96,6 +103,23 @@ def test_no_more_is_read_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines = base64.encodebytes(bytes(100)).decode()
     assert len(media_part("image", f"data:image/png;base64,{lines}").data) == 100
     assert "cannot read" not in error_of(media_part, "image", "/dev/zero")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["image", "video", "audio"]), st.text() | st.binary().map(lambda b: base64.b64encode(b).decode())
+)
+@example("image", "image/png;base64,\x00")
+@example("image", "image/png;base64,ÄÄÄÄ")
+@example("audio", "audio/ogg;codecs=opus;base64,AAAA")
+def test_whatever_a_data_uri_holds_is_a_part_or_one_line(kind: Any, rest: str) -> None:
+    for uri in (f"data:{rest}", f"data:{kind}/x;base64,{rest}"):
+        try:
+            part = media_part(kind, uri)
+        except ForerunError as error:
+            assert "\n" not in str(error)
+        else:
+            assert part.data and part.kind == kind
 
 
 def test_a_part_says_once_what_it_is() -> None:
