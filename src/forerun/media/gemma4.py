@@ -20,7 +20,7 @@ from forerun.media.parts import Kind, MediaPart
 from forerun.media.pixels import colour_levels, normalisation, pixel_values, plain_resizing, raster_patches, size_within
 from forerun.media.settings import processor_settings
 from forerun.media.sounds import RATE, read_sound
-from forerun.media.towers import has_tensors, load_module, load_tower, tower_config
+from forerun.media.towers import has_tensors, load_module, load_tower
 from forerun.models.gemma4 import MEDIA
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
@@ -39,7 +39,9 @@ class Towers(Protocol):
     patch: int  # pixels of a side of what is one input of the tower
     places: int  # columns, and rows, that the tower has a position for
 
-    def load(self) -> None: ...
+    def load(self, kind: Kind) -> None:
+        """See `Family.load`."""
+        ...
 
     def see(self, patches: Tensor, positions: Tensor) -> Tensor:
         """[rows of all pictures, hidden] of patches [pictures, n, values] at (x, y) [pictures, n, 2]."""
@@ -95,9 +97,9 @@ class GemmaMedia:
         """See `Family.prepare`."""
         return {"image": self._image, "video": self._film, "audio": self._sound}[part.kind](part, limits)
 
-    def load(self) -> None:
+    def load(self, kind: Kind) -> None:
         """See `Family.load`."""
-        self._towers.load()
+        self._towers.load(kind)
 
     def encode(self, prepared: Prepared) -> Tensor:
         """See `Family.encode`."""
@@ -164,37 +166,40 @@ class GemmaMedia:
 class Gemma4Towers:
     """Towers of transformers, read when they are first needed."""
 
-    patch = 16
-
-    def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, kinds: frozenset[Kind]
-    ) -> None:
-        self._checkpoint, self._device, self._dtype, self._kinds = checkpoint, device, dtype, kinds
-        self.places = checkpoint.reader.part("vision_config").integer("position_embedding_size", 10_240)
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+        self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
+        vision = checkpoint.reader.part("vision_config")
+        self.patch = vision.integer("patch_size", 16, high=64)
+        self.places = vision.integer("position_embedding_size", 10_240)
         self._listening = threading.Lock()
         self._vision: tuple[Any, Any] | None = None  # the tower, and what fits its rows to the decoder
         self._audio: tuple[Any, Any] | None = None
         self._extractor: Any = None
 
-    def load(self) -> None:
+    def load(self, kind: Kind) -> None:
         """See `Family.load`."""
         from transformers import Gemma4AudioConfig, Gemma4VisionConfig
-        from transformers.models.gemma4 import modeling_gemma4 as modules
+        from transformers.models.gemma4.modeling_gemma4 import Gemma4AudioModel, Gemma4VisionModel
 
-        if "image" in self._kinds and self._vision is None:
-            self._vision = self._pair(Gemma4VisionConfig, modules.Gemma4VisionModel, "vision")
-        if "audio" in self._kinds and self._audio is None:
-            self._audio = self._pair(Gemma4AudioConfig, modules.Gemma4AudioModel, "audio")
+        if kind == "audio" and self._audio is None:
+            self._audio = self._pair("audio", (Gemma4AudioConfig, Gemma4AudioModel))
+        if kind != "audio" and self._vision is None:
+            self._vision = self._pair("vision", (Gemma4VisionConfig, Gemma4VisionModel))
 
-    def _pair(self, config_class: Any, tower_class: Any, name: str) -> tuple[Any, Any]:
+    def _pair(self, name: str, classes: tuple[Any, Any]) -> tuple[Any, Any]:
         from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder
 
-        config = tower_config(self._checkpoint, f"{name}_config", config_class)
+        part, place = f"{name}_config", (self._device, self._dtype)
+        tower = load_tower(self._checkpoint, part, classes, f"{name}_tower", *place)
         text = SimpleNamespace(hidden_size=self._checkpoint.reader.part("text_config").integer("hidden_size"))
-        place = (self._device, self._dtype)
-        tower = load_tower(self._checkpoint, tower_class, config, f"{name}_tower", *place)
-        embedder = Gemma4MultimodalEmbedder(config, text)
-        return tower, load_module(self._checkpoint, embedder, lambda key: f"embed_{name}.{key}", *place)
+        embedder = load_module(
+            self._checkpoint,
+            part,
+            lambda: Gemma4MultimodalEmbedder(tower.config, text),
+            lambda key: f"embed_{name}.{key}",
+            *place,
+        )
+        return tower, embedder
 
     def see(self, patches: Tensor, positions: Tensor) -> Tensor:
         """See `Towers.see`."""
@@ -245,5 +250,5 @@ def gemma4_media(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, d
         kinds.add("audio")
     if not kinds:
         return None
-    towers = Gemma4Towers(checkpoint, device, dtype, frozenset(kinds))
+    towers = Gemma4Towers(checkpoint, device, dtype)
     return GemmaMedia(checkpoint, tokenizer, towers, frozenset(kinds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,8 @@ PROJECTION = "multimodal_embedder."  # inside the module, of what files keep bes
 class UnifiedTowers:
     """Small modules of transformers in the place of towers."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, kinds: frozenset[Kind]
-    ) -> None:
-        self._checkpoint, self._device, self._dtype, self._kinds = checkpoint, device, dtype, kinds
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+        self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
         vision = checkpoint.reader.part("vision_config")
         self.patch = vision.integer("patch_size", 16, high=64) * vision.integer("pooling_kernel_size", 3, high=16)
         self.places = vision.integer("mm_posemb_size", 1120)
@@ -35,21 +34,23 @@ class UnifiedTowers:
         self._audio: Any = None
         self._extractor: Any = None
 
-    def load(self) -> None:
+    def load(self, kind: Kind) -> None:
         """See `Family.load`."""
         from transformers import Gemma4UnifiedAudioConfig, Gemma4UnifiedVisionConfig
         from transformers.models.gemma4_unified import modeling_gemma4_unified as modules
 
+        if kind == "audio" and self._audio is None:
+            classes = Gemma4UnifiedAudioConfig, modules.Gemma4UnifiedMultimodalEmbedder
+            self._audio = self._module("audio_config", classes, lambda key: f"embed_audio.{key}")
+        if kind != "audio" and self._vision is None:
+            classes = Gemma4UnifiedVisionConfig, modules.Gemma4UnifiedVisionEmbedder
+            self._vision = self._module("vision_config", classes, self._name)
+
+    def _module(self, part: str, classes: tuple[Any, Any], rename: Callable[[str], str]) -> Any:
+        config = tower_config(self._checkpoint, part, classes[0])
         text = SimpleNamespace(hidden_size=self._checkpoint.reader.part("text_config").integer("hidden_size"))
         place = (self._device, self._dtype)
-        if "image" in self._kinds and self._vision is None:
-            config = tower_config(self._checkpoint, "vision_config", Gemma4UnifiedVisionConfig)
-            embedder = modules.Gemma4UnifiedVisionEmbedder(config, text)
-            self._vision = load_module(self._checkpoint, embedder, self._name, *place)
-        if "audio" in self._kinds and self._audio is None:
-            config = tower_config(self._checkpoint, "audio_config", Gemma4UnifiedAudioConfig)
-            projection = modules.Gemma4UnifiedMultimodalEmbedder(config, text)
-            self._audio = load_module(self._checkpoint, projection, lambda key: f"embed_audio.{key}", *place)
+        return load_module(self._checkpoint, part, lambda: classes[1](config, text), rename, *place)
 
     def _name(self, key: str) -> str:
         """What a file calls a tensor of the vision module: published ones and those transformers saves differ."""
@@ -91,5 +92,5 @@ def unified_media(
         kinds.add("audio")
     if not kinds:
         return None
-    towers = UnifiedTowers(checkpoint, device, dtype, frozenset(kinds))
+    towers = UnifiedTowers(checkpoint, device, dtype)
     return GemmaMedia(checkpoint, tokenizer, towers, frozenset(kinds))

@@ -18,7 +18,7 @@ from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart
 from forerun.media.pixels import colour_levels, normalisation, pixel_values, plain_resizing
 from forerun.media.settings import processor_settings
-from forerun.media.towers import has_tensors, load_tower, tower_config
+from forerun.media.towers import has_tensors, load_tower
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
 
@@ -95,7 +95,7 @@ class QwenMedia:
         """See `Family.prepare`."""
         return (self._image if part.kind == "image" else self._film)(part, limits)
 
-    def load(self) -> None:
+    def load(self, kind: Kind) -> None:  # noqa: ARG002
         """See `Family.load`."""
         if self._tower is not None:
             return
@@ -107,8 +107,7 @@ class QwenMedia:
             classes = transformers.Qwen3_5MoeVisionConfig, Qwen3_5MoeVisionModel
         else:
             classes = transformers.Qwen3_5VisionConfig, Qwen3_5VisionModel
-        config = tower_config(self._checkpoint, "vision_config", classes[0])
-        self._tower = load_tower(self._checkpoint, classes[1], config, "visual", self._device, self._dtype)
+        self._tower = load_tower(self._checkpoint, "vision_config", classes, "visual", self._device, self._dtype)
 
     def encode(self, prepared: Prepared) -> Tensor:
         """See `Family.encode`."""

@@ -34,8 +34,8 @@ class Family(Protocol):
         """Decode and measure; no tower runs."""
         ...
 
-    def load(self) -> None:
-        """Read the weights of the towers, unless they are there."""
+    def load(self, kind: Kind) -> None:
+        """Read the weights of the tower for a kind, unless they are there."""
         ...
 
     def encode(self, prepared: Prepared) -> Tensor:
@@ -93,8 +93,9 @@ class Reader:
     def _encode(self, prepared: Sequence[Prepared]) -> list[Tensor]:
         """Under the engine's ownership: a GPU must not be given work while a graph is captured."""
         with self._owner, torch.inference_mode():
-            self._family.load()
             try:
+                for each in prepared:
+                    self._family.load(each.kind)
                 embeddings = [self._family.encode(each) for each in prepared]
             except torch.OutOfMemoryError as error:
                 raise ForerunError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,33 +22,51 @@ def tower_config(checkpoint: Checkpoint, part: str, kind: Any) -> Any:
     for name in ("num_hidden_layers", "depth"):
         if name in reader:
             reader.integer(name, high=DEPTH)
-    try:
+    with described(checkpoint, part):
         return kind.from_dict(dict(reader.values))
-    except Exception as error:  # the classes check their fields themselves, each in its own way
-        raise ForerunError(f"{checkpoint.path / 'config.json'}: {part} is not one of a {kind.__name__}") from error
+
+
+@contextmanager
+def described(checkpoint: Checkpoint, part: str) -> Iterator[None]:
+    """What transformers raises in the block, each class in its own way, becomes a line about `part` of config.json."""
+    try:
+        yield
+    except Exception as error:
+        raise ForerunError(
+            f"{checkpoint.path / 'config.json'}: {part} does not describe a module that can be"
+        ) from error
 
 
 def load_tower(
-    checkpoint: Checkpoint, kind: Any, config: Any, name: str, device: torch.device, dtype: torch.dtype
+    checkpoint: Checkpoint, part: str, kinds: tuple[Any, Any], name: str, device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """A model of class `kind` whose tensors begin with `name` and a dot. The engine must not run meanwhile.
+    """A model that `part` of config.json describes, of two classes: its config's and its own. Its tensors begin with
+    `name` and a dot. The engine must not run meanwhile.
 
     While it builds a model, transformers sets the number format of new tensors for the whole process.
     """
-    with torch.device("meta"):
-        shapes = {key: tuple(tensor.shape) for key, tensor in kind(config).state_dict().items()}
+    config = tower_config(checkpoint, part, kinds[0])
+    with torch.device("meta"), described(checkpoint, part):
+        shapes = {key: tuple(tensor.shape) for key, tensor in kinds[1](config).state_dict().items()}
     tensors = take_all(checkpoint, shapes, lambda key: f"{name}.{key}")
     with quiet():
-        tower = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype)
+        tower = kinds[1].from_pretrained(None, config=config, state_dict=tensors, dtype=dtype)
     return tower.to(device).eval()
 
 
 def load_module(
-    checkpoint: Checkpoint, module: nn.Module, rename: Callable[[str], str], device: torch.device, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    part: str,
+    make: Callable[[], nn.Module],
+    rename: Callable[[str], str],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> nn.Module:
-    """Fill a small module that is there already; `rename` says what the file calls a tensor."""
+    """A module that `part` of config.json describes, without tables; `rename` says what a file calls a tensor."""
+    with torch.device("meta"), described(checkpoint, part):
+        module = make()
     shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
-    module.load_state_dict(take_all(checkpoint, shapes, rename))
+    module.load_state_dict(take_all(checkpoint, shapes, rename), assign=True)
     return module.to(device, dtype).eval()
 
 

@@ -1,0 +1,236 @@
+"""Readers of media: who has one, when towers are read, what folders may say, and threads that read at once."""
+
+from __future__ import annotations
+
+import ast
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import NoText, finish
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from media_checks import TEXT, asked, reader_of
+from safetensors.torch import load_file, save_file
+from tiny import tiny_model
+from tiny_gemma import tiny_gemma
+from tiny_media import (
+    GEMMA_IDS,
+    QWEN_IDS,
+    encoded,
+    part,
+    picture,
+    random_media_gemma,
+    random_media_qwen,
+    random_unified,
+    save_media_gemma,
+    save_media_qwen,
+    sound_file,
+)
+from tiny_qwen import tiny_qwen
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+import forerun
+from forerun.errors import ForerunError
+from forerun.language_model import LanguageModel
+from forerun.media.parts import MediaPart
+from forerun.media.pixels import colour_levels, size_within
+from forerun.media.qwen3_5 import Sight, fitted
+
+SOURCE = Path(__file__).parent.parent / "src/forerun"
+IMAGE, AUDIO = GEMMA_IDS["image_token_id"], GEMMA_IDS["audio_token_id"]
+PICTURE = part("image", encoded(picture()))
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_media_gemma(tmp_path_factory.mktemp("gemma"), random_media_gemma("E4B"))
+
+
+@pytest.fixture(scope="module")
+def model(gemma: Path) -> LanguageModel:
+    return forerun.load(str(gemma), dtype="float32")
+
+
+def without(folder: Path, copy: Path, *beginnings: str) -> Path:
+    """A folder that lacks tensors."""
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(beginnings)}
+    save_file(kept, copy / "model.safetensors", {"format": "pt"})
+    return copy
+
+
+def test_who_reads_what(model: LanguageModel, tmp_path: Path) -> None:
+    assert model.media is not None and model.media.kinds == {"image", "video", "audio"}
+    for folder in (tiny_model(tmp_path / "l", "llama"), tiny_gemma(tmp_path / "g", "31B", nested=True)):
+        assert forerun.load(str(folder), dtype="float32").media is None
+    text_alone = forerun.load(str(tiny_qwen(tmp_path / "q")), dtype="float32")
+    assert text_alone.media is None
+    seeing = forerun.load(str(save_media_qwen(tmp_path / "v", random_media_qwen(False))), dtype="float32")
+    assert seeing.media is not None and seeing.media.kinds == {"image", "video"}
+
+
+def test_a_model_whose_towers_were_cut_off_reads_text(gemma: Path, tmp_path: Path) -> None:
+    deaf = without(gemma, tmp_path / "deaf", "model.audio_tower.", "model.embed_audio.")
+    assert reader_of(deaf).kinds == {"image", "video"}
+    blind = without(deaf, tmp_path / "blind", "model.vision_tower.", "model.embed_vision.")
+    assert forerun.load(str(blind), dtype="float32").media is None
+
+
+def test_towers_are_read_when_media_come(gemma: Path, tmp_path: Path) -> None:
+    broken = without(gemma, tmp_path / "broken", "model.vision_tower.encoder.layers.1.mlp.")
+    model = forerun.load(str(broken), dtype="float32")
+    assert forerun.generate(model, "hello", raw=True, max_tokens=2).tokens
+    assert model.media is not None
+    with pytest.raises(ForerunError, match=r"tensor model\.vision_tower\.encoder\.layers\.1\.mlp\.\S+ is missing"):
+        model.media.read([1, IMAGE], [PICTURE])
+
+
+def test_names_without_a_prefix(gemma: Path, tmp_path: Path) -> None:
+    """As in folders that were converted by other programs."""
+    bare = without(gemma, tmp_path / "bare")
+    tensors = load_file(bare / "model.safetensors")
+    towers = ("model.vision_tower.", "model.embed_vision.")
+    renamed = {n.removeprefix("model.") if n.startswith(towers) else n: t for n, t in tensors.items()}
+    save_file(renamed, bare / "model.safetensors", {"format": "pt"})
+    rows = [reader_of(folder).read([1, IMAGE], [PICTURE]).media.runs[0].embeddings for folder in (gemma, bare)]
+    assert torch.equal(*rows)
+
+
+def test_an_answer_by_way_of_the_loaded_model(model: LanguageModel) -> None:
+    assert model.media is not None
+    prompt = model.media.read([*TEXT, IMAGE, AUDIO], [PICTURE, part("audio", sound_file(0.2))])
+    sequence = model.engine.submit(asked(prompt, draft="lookup", depth=3), NoText())
+    finish(model.engine, [sequence])
+    assert sequence.error is None and len(sequence.answer) == 16
+    model.engine.release(sequence)
+
+
+def test_threads_that_read_at_once_while_others_write(model: LanguageModel) -> None:
+    """Each gets its own rows; answers in between are what they are without."""
+    reader = model.media
+    assert reader is not None
+    files = [part("image", encoded(picture(seed=seed))) for seed in range(4)]
+    alone = [reader.read([1, IMAGE], [file]).media.runs[0].embeddings for file in files]
+    options: dict[str, Any] = {"raw": True, "max_tokens": 20, "draft": "lookup"}
+    expected, found = forerun.generate(model, "hello", **options).tokens, {}
+
+    def read(number: int) -> None:
+        found[number] = reader.read([1, IMAGE], [files[number]]).media.runs[0].embeddings
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    assert forerun.generate(model, "hello", **options).tokens == expected
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[number], alone[number]) for number in range(4))
+
+
+def settings_of(folder: Path, copy: Path, name: str, values: Any) -> Path:
+    without(folder, copy)
+    (copy / "processor_config.json").unlink()
+    if values is not None:
+        (copy / name).write_text(json.dumps(values))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "rows"),
+    [
+        ("processor_config.json", {"image_processor": {"max_soft_tokens": 140}}, 140),
+        ("preprocessor_config.json", {"max_soft_tokens": 140}, 140),
+        ("none", None, 280),
+    ],
+)
+def test_settings_in_files_new_and_old(gemma: Path, file: str, values: Any, rows: int, tmp_path: Path) -> None:
+    folder = settings_of(gemma, tmp_path / "copy", file, values)
+    prompt = reader_of(folder).read([1, IMAGE], [part("image", encoded(picture(100, 100)))])
+    assert rows * 0.8 < len(prompt.media.runs[0].embeddings) <= rows
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_soft_tokens": 71}, "max_soft_tokens must be 70, 140, 280, 560 or 1120"),
+        ({"patch_size": 14}, "patch_size = 14 is not supported"),
+        ({"do_resize": False}, "do_resize = False is not supported"),
+        ({"image_std": [0.0, 1.0, 1.0], "do_normalize": True}, "image_std must be a list of three numbers above 0"),
+        ({"image_mean": "red"}, "image_mean must be a list of three numbers"),
+    ],
+)
+def test_settings_that_are_not_what_they_should_be(gemma: Path, values: Any, message: str, tmp_path: Path) -> None:
+    folder = settings_of(gemma, tmp_path / "copy", "processor_config.json", {"image_processor": values})
+    with pytest.raises(ForerunError, match=message):
+        reader_of(folder).read([1, IMAGE], [PICTURE])
+
+
+@pytest.mark.parametrize("config", [{"depth": 10**6}, {"hidden_size": -5}, {"num_heads": 0}])
+def test_a_tower_that_cannot_be(config: Any, tmp_path: Path) -> None:
+    folder = save_media_qwen(tmp_path, random_media_qwen(False))
+    values = json.loads((folder / "config.json").read_text())
+    values["vision_config"] |= config
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ForerunError, match="vision_config"):
+        reader_of(folder).read([1, QWEN_IDS["image_token_id"]], [PICTURE])
+
+
+@pytest.mark.parametrize(
+    ("limits", "count", "message"),
+    [
+        ({"items": 2}, 3, "3 files came with the prompt, and at most 2 are read"),
+        ({"soft_tokens": 130}, 3, r"third: the media of the prompt take more than 130 tokens"),
+    ],
+)
+def test_limits_of_a_prompt(gemma: Path, limits: dict[str, int], count: int, message: str) -> None:
+    parts = [MediaPart("image", PICTURE.data, name) for name in ("first", "second", "third")]
+    with pytest.raises(ForerunError, match=message):
+        reader_of(gemma, **limits).read([1, *[IMAGE] * count], parts)
+
+
+def test_rows_are_of_the_decoders_size(tmp_path: Path) -> None:
+    folder = save_media_gemma(tmp_path, random_unified())
+    prompt = reader_of(folder).read([1, IMAGE], [PICTURE])
+    assert prompt.media.runs[0].embeddings.shape[1] == 48
+    assert [run.stop - run.start for run in prompt.media.runs] == [prompt.ids.count(IMAGE)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from([70, 140, 280, 1120]))
+def test_sizes_of_gemma_are_those_of_transformers(height: int, width: int, most: int) -> None:
+    assert size_within(height, width, 48, most) == get_aspect_ratio_preserving_size(height, width, 16, most * 9, 3)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 1 << 17), st.integers(1 << 17, 1 << 22))
+def test_sizes_of_qwen_are_those_of_transformers(height: int, width: int, least: int, most: int) -> None:
+    class Sized:
+        size = (width, height)
+
+    Sized.height, Sized.width = height, width  # type: ignore[attr-defined]
+    sight = Sight(least, most, colour_levels(1 / 255, [0.5] * 3, [0.5] * 3))
+    try:
+        expected: Any = smart_resize(height, width, 32, least, most)
+    except ValueError:
+        expected = None
+    if expected is None:
+        with pytest.raises(ForerunError, match="200 times"):
+            fitted(PICTURE, Sized, 1, 1, 32, sight)  # type: ignore[arg-type]
+    else:
+        assert fitted(PICTURE, Sized, 1, 1, 32, sight) == expected  # type: ignore[arg-type]
+
+
+def test_decoders_are_imported_where_they_are_used() -> None:
+    """Machines that only ever see text may lack them."""
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & {"PIL", "av", "torchvision"}, file
