@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import http.client
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -293,3 +295,38 @@ def test_models_that_read_less_say_so(address: str, engine: LocalEngine, monkeyp
                 reply = call(other, path, {"messages": ask(image())})
                 assert reply.status == 400 and words in reply.json["error"]["message"]
             assert call(other, "/props", method="GET").json["modalities"]["vision"] is False
+
+
+def test_who_leaves_while_a_picture_is_read_holds_nothing_up(
+    address: str, engine: LocalEngine, reader: SlowReader
+) -> None:
+    reader.go_on.clear()
+    before = reader.entered
+    try:
+        host, port = address.removeprefix("http://").split(":")
+        connection = http.client.HTTPConnection(host, int(port))
+        body = json.dumps({"messages": ask(image(b"left"))})
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        until(lambda: reader.entered > before)
+        connection.close()
+        assert said(chat(address, ask()))[0][0]
+    finally:
+        reader.go_on.set()
+    assert said(chat(address, ask(image())))[0][0]
+    until(lambda: engine.state().running == 0)
+
+
+def test_a_picture_that_takes_too_long_is_given_up(engine: LocalEngine, reader: SlowReader) -> None:
+    assert engine.model is not None
+    settings = ServeSettings(queue_timeout=0.3)
+    service = ModelService("tiny", engine, loaded=loaded_model(engine.model, settings))
+    reader.go_on.clear()
+    try:
+        with live(create_app(service, settings)) as impatient, ThreadPoolExecutor(3) as pool:
+            bodies = [{"messages": ask(image(bytes([n])))} for n in range(3)]
+            replies = list(pool.map(lambda body: call(impatient, "/v1/chat/completions", body), bodies))
+            assert sorted(reply.status for reply in replies) == [400, 400, 503], "the third never had its turn"
+            reader.go_on.set()
+            assert call(impatient, "/v1/chat/completions", {"messages": ask(image()), "max_tokens": 1}).status == 200
+    finally:
+        reader.go_on.set()
