@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import http.client
 import json
 import threading
@@ -275,6 +276,16 @@ def test_others_are_answered_while_pictures_are_read_and_too_many_wait_in_vain(
     finally:
         reader.go_on.set()
     assert said(chat(address, ask(image())))[0][0]
+
+
+def test_nothing_is_read_for_an_answer_that_has_no_place(
+    address: str, engine: LocalEngine, reader: FakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = dataclasses.replace(engine.state(), waiting=ServeSettings().max_queue)
+    monkeypatch.setattr(engine, "state", lambda: full)
+    before = len(reader.read_parts)
+    assert call(address, "/v1/chat/completions", {"messages": ask(image())}).status == 429
+    assert len(reader.read_parts) == before
 
 
 def test_what_the_model_reads_is_said(address: str) -> None:

@@ -12,7 +12,7 @@ from forerun.serve.answer_reader import AnswerReader
 from forerun.serve.chat_job import ChatJob, Tool
 from forerun.serve.chat_run import Choice, Run
 from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, check_tools, is_free
-from forerun.serve.errors import bad_request
+from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
 from forerun.serve.media_reading import MediaReading, checked
 from forerun.serve.model_service import LoadedModel, ModelService
@@ -83,9 +83,12 @@ class ChatPipeline:
         return len(prompt.ids if read is None else read.ids)
 
     async def _read_media(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> MediaPrompt | None:
-        """Once for all choices."""
+        """Once for all choices; not for an answer that would be turned away afterwards."""
         if not job.media:
             return None
+        if self._models.state().waiting >= self._settings.max_queue:
+            message = "Too many answers are waiting already: try again later."
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
         return await self._media.read(checked(model.media, job.media), prompt.ids, job.media)
 
     async def prompt(self, job: ChatJob) -> ChatPrompt:
