@@ -14,8 +14,8 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from media_files import encoded, film_file, part, picture, sound_file
 from PIL import Image
-from tiny_media import encoded, film_file, part, picture, sound_file
 
 from forerun.errors import ForerunError
 from forerun.media.decoding import read_image
@@ -182,6 +182,17 @@ def whole_film(it: MediaPart, limits: MediaLimits) -> None:
 def test_bad_films_are_one_line(name: str) -> None:
     data, limits, message = BAD_FILMS[name]
     refused(MediaPart("video", data, "mine.mp4"), message, lambda it: whole_film(it, limits))
+
+
+def test_films_are_turned_as_the_camera_was() -> None:
+    half = Image.new("RGB", (64, 48))
+    half.paste((255, 255, 255), (0, 0, 64, 24))  # white above
+    data = bytearray(film_file([half] * 2))
+    matrix = data.index(b"tkhd") + 44
+    data[matrix : matrix + 36] = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 48 << 16, 0, 1 << 30)
+    frame = frames_and_times(bytes(data))[0][0]
+    assert frame.size == (48, 64)
+    assert frame.getpixel((5, 30)) < (50, 50, 50) and frame.getpixel((42, 30)) > (200, 200, 200)
 
 
 def test_no_more_frames_are_decoded_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:

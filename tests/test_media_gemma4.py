@@ -13,21 +13,10 @@ import pytest
 import torch
 from engines import VOCAB, decoder, engine
 from media_checks import TEXT, check_drafts, last_logits, reader_of
+from media_files import encoded, film_file, part, picture, sound_file
 from PIL import Image
 from tiny_gemma import random_assistant, save_assistant
-from tiny_media import (
-    FRAMES,
-    GEMMA_IDS,
-    SOFT_TOKENS,
-    encoded,
-    film_file,
-    part,
-    picture,
-    random_media_gemma,
-    random_unified,
-    save_media_gemma,
-    sound_file,
-)
+from tiny_media import FRAMES, GEMMA_IDS, SOFT_TOKENS, random_media_gemma, random_unified, save_media_gemma
 from torch import Tensor
 from transformers import (
     AutoTokenizer,

@@ -14,27 +14,25 @@ from engines import NoText, finish
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from media_checks import TEXT, asked, reader_of
+from media_files import encoded, part, picture, sound_file
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model
 from tiny_gemma import tiny_gemma
 from tiny_media import (
     GEMMA_IDS,
     QWEN_IDS,
-    encoded,
-    part,
-    picture,
     random_media_gemma,
     random_media_qwen,
     random_unified,
     save_media_gemma,
     save_media_qwen,
-    sound_file,
 )
 from tiny_qwen import tiny_qwen
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 import forerun
+from forerun.conversion import convert
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 from forerun.media.parts import MediaPart
@@ -101,6 +99,14 @@ def test_names_without_a_prefix(gemma: Path, tmp_path: Path) -> None:
     renamed = {n.removeprefix("model.") if n.startswith(towers) else n: t for n, t in tensors.items()}
     save_file(renamed, bare / "model.safetensors", {"format": "pt"})
     rows = [reader_of(folder).read([1, IMAGE], [PICTURE]).media.runs[0].embeddings for folder in (gemma, bare)]
+    assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_a_converted_model_sees_the_same(gemma: Path, quantize: str, tmp_path: Path) -> None:
+    done = convert(str(gemma), tmp_path / "converted", quantize=quantize)
+    assert any("pictures" in note for note in done.notes)
+    rows = [reader_of(folder).read([1, IMAGE], [PICTURE]).media.runs[0].embeddings for folder in (gemma, done.folder)]
     assert torch.equal(*rows)
 
 

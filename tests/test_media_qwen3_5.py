@@ -13,8 +13,9 @@ import pytest
 import torch
 from engines import CHUNK, VOCAB, decoder, pool_for
 from media_checks import TEXT, check_drafts, last_logits, reader_of
+from media_files import encoded, film_file, part, picture, sound_file
 from PIL import Image
-from tiny_media import QWEN_IDS, encoded, film_file, part, picture, random_media_qwen, save_media_qwen, sound_file
+from tiny_media import QWEN_IDS, random_media_qwen, save_media_qwen
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen2VLImageProcessorPil
 

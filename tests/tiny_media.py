@@ -1,24 +1,18 @@
-"""Tiny random models that see and hear, the files they are shown, and what transformers makes of the same prompt."""
+"""Tiny random models that see and hear, saved as the hub has them."""
 
 from __future__ import annotations
 
-import io
 import json
-import wave
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 from tiny import tiny_tokenizer
 from tiny_gemma import SIZES, VARIANTS, randomise
 from tiny_qwen import DENSE, SPARSE, head_tensors, randomise_qwen
 from tiny_qwen import SIZES as QWEN_SIZES
-
-from forerun.media.parts import Kind, MediaPart
 
 SOFT_TOKENS = 70  # the smallest budget of a picture
 FRAMES = 3
@@ -191,48 +185,3 @@ def save_media_qwen(folder: Path, model: Any, **overrides: Any) -> Path:
 def language_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
     """Those of the language model, as it calls them itself."""
     return {name.replace("language_model.", ""): tensor for name, tensor in tensors.items()}
-
-
-def picture(width: int = 60, height: int = 40, seed: int = 0) -> Image.Image:
-    """Coarse noise, so that resizing shows."""
-    colours = numpy.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=numpy.uint8)
-    return Image.fromarray(colours).resize((width, height), Image.Resampling.NEAREST)
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    """The bytes of a picture's file."""
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-def film_file(images: list[Image.Image], rate: int = 2, kind: str = "mp4", codec: str = "mpeg4") -> bytes:
-    """The bytes of a film's file."""
-    import av
-
-    file = io.BytesIO()
-    with av.open(file, "w", format=kind) as container:
-        stream = container.add_stream(codec, rate=rate)
-        stream.width, stream.height, stream.pix_fmt = *images[0].size, "yuv420p"
-        stream.bit_rate = 2_000_000
-        for image in images:
-            container.mux(stream.encode(av.VideoFrame.from_image(image)))
-        container.mux(stream.encode(None))
-    return file.getvalue()
-
-
-def sound_file(seconds: float = 0.5, rate: int = 16_000, seed: int = 0) -> bytes:
-    """The bytes of a WAV file."""
-    noise = numpy.random.default_rng(seed).normal(0, 3000, int(seconds * rate)).astype("<i2")
-    file = io.BytesIO()
-    with wave.open(file, "wb") as recording:
-        recording.setnchannels(1)
-        recording.setsampwidth(2)
-        recording.setframerate(rate)
-        recording.writeframes(noise.tobytes())
-    return file.getvalue()
-
-
-def part(kind: Kind, data: bytes, name: str = "a.file") -> MediaPart:
-    """A file that came with a prompt."""
-    return MediaPart(kind, data, name)

@@ -20,6 +20,7 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.kernels.matrix import round_to_int8
 from forerun.kernels.reference import ReferenceKernels
+from forerun.media.loading import media_tensors
 from forerun.models.families import build
 from forerun.progress import NullProgress, Progress
 from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
@@ -81,7 +82,10 @@ def examine(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
             notes.append(f"its MTP head is complete ({count} tensors) and kept")
     except ForerunError as error:
         notes.append(f"no usable MTP head: {error}")
-    left = checkpoint.leftovers(lambda name: name.startswith("mtp."))
+    media = media_tensors(checkpoint)
+    if media:
+        notes.append(f"{len(media)} tensors for pictures, films or sound are kept as they are")
+    left = checkpoint.leftovers(lambda name: name.startswith("mtp.") or name in media)
     if left:
         notes.append(f"{len(left)} tensors that forerun does not read are left out ({left[0]}, …)")
     return sorted(checkpoint.names() - set(left)), notes

@@ -13,7 +13,10 @@ from forerun.media.limits import MediaLimits
 from forerun.media.parts import MediaReader
 from forerun.media.qwen3_5 import qwen_media
 from forerun.media.reader import Family, Reader
+from forerun.media.towers import TOWERS
 from forerun.weights.checkpoint import Checkpoint
+
+FAMILIES = ("gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_moe")
 
 
 def media_reader(
@@ -39,3 +42,9 @@ def media_family(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, d
         case "qwen3_5" | "qwen3_5_moe":
             return qwen_media(checkpoint, tokenizer, device, dtype)
     return None
+
+
+def media_tensors(checkpoint: Checkpoint) -> set[str]:
+    """Names of tensors that a reader of media may want."""
+    known = checkpoint.config.get("model_type") in FAMILIES
+    return {name for name in checkpoint.names() if known and name.startswith(TOWERS)}

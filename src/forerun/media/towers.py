@@ -13,6 +13,11 @@ from forerun.errors import ForerunError
 from forerun.weights.checkpoint import Checkpoint
 
 PREFIXES = ("model.", "")  # of a whole checkpoint's tensors, in either layout
+TOWERS = tuple(  # how their names begin
+    prefix + name
+    for prefix in PREFIXES
+    for name in ("vision_tower.", "audio_tower.", "vision_embedder.", "embed_vision.", "embed_audio.", "visual.")
+)
 DEPTH = 512  # layers that a tower may have: far more than any
 
 
