@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from fake_media import MARKED, VISION
+from media_files import encoded, film_file, picture, sound_file
 from tiny_media import (
     GEMMA_TOKENS,
     QWEN_TOKENS,
-    encoded,
-    film_file,
     media_tokenizer,
-    picture,
     random_media_gemma,
     random_media_qwen,
     save_media_gemma,
     save_media_qwen,
-    sound_file,
 )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import openai
 import pytest
+from media_files import encoded, picture
 from seeing import seeing_gemma, seeing_qwen
 from serve_fakes import call, live, until
-from tiny_media import encoded, picture
 
 import forerun
 from forerun.cli.main import main

@@ -15,9 +15,9 @@ pytest.importorskip("fastapi")
 
 from browser import Page, opened
 from fake_media import FakeReader, seeing_tokenizer
+from media_files import encoded, picture
 from selenium import webdriver
 from serve_fakes import FakeEngine, app_for, live
-from tiny_media import encoded, picture
 
 DROP = """
 const [bytes, name, type, event] = arguments;
