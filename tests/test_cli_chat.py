@@ -29,10 +29,14 @@ class FakeTalker:
 
     def __init__(self, *scripts: Script) -> None:
         self.scripts, self.asked, self.options = list(scripts), list[list[Message]](), list[GenerationOptions]()
-        self.closed = 0
+        self.closed, self.blind_to = 0, set[str]()
 
     def check(self, options: GenerationOptions) -> None:
         options.sampling()
+
+    def check_media(self, kind: str) -> None:
+        if kind in self.blind_to:
+            raise ForerunError(f"fake cannot take {kind}")
 
     def answer(self, messages: Sequence[Message], options: GenerationOptions) -> FakeTalker:
         self.asked.append([*messages])
@@ -248,3 +252,41 @@ def test_the_closing_line() -> None:
     assert outcome_line(Outcome(2, seconds_saved=-0.25, length=True, guaranteed=False)) == (
         "2 tokens · 0.2 s lost · cut off at its longest · same text as plain decoding: NOT GUARANTEED"
     )
+
+
+def test_files_go_with_the_next_message_and_stay_in_the_conversation(tmp_path: Path) -> None:
+    for name in ("cat.png", "song.wav"):
+        (tmp_path / name).write_bytes(b"data")
+    talker = FakeTalker([Piece("A cat")], [Piece("Yes")], [Piece("Yes")])
+    lines = (f"/image {tmp_path}/cat.png", f"/audio {tmp_path}/song.wav", "What?", "Sure?", f"/save {tmp_path}/chat")
+    _, notes, session = talk(talker, *lines)
+    assert "cat.png goes with the next message" in notes
+    shown = [
+        {"type": "image", "path": f"{tmp_path}/cat.png"},
+        {"type": "audio", "path": f"{tmp_path}/song.wav"},
+        {"type": "text", "text": "What?"},
+    ]
+    assert [message["content"] for message in talker.asked[1]] == [shown, "A cat", "Sure?"]
+    assert session.attached == []
+    _, _, again = talk(FakeTalker(), f"/load {tmp_path}/chat", "And?")
+    assert again.turns[:4] == session.turns
+    assert again.turns[4]["content"] == "And?"
+
+
+def test_files_that_cannot_be_shown_are_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "film.mp4").write_bytes(b"data")
+    talker = FakeTalker()
+    talker.blind_to = {"video"}
+    lines = ("/image", "/image nowhere.png", f"/video {tmp_path}/film.mp4", "/set images=x", "Hello")
+    _, notes, session = talk(talker, *lines)
+    for said in ("/image needs the name", "cannot read the image nowhere.png", "fake cannot take video", "/image FILE"):
+        assert said in notes
+    assert session.turns[0]["content"] == "Hello"
+
+
+@pytest.mark.parametrize("content", [7, [7], [{"type": "image"}], [{"type": "image", "path": 7}], [{"type": "x"}]])
+def test_a_saved_chat_with_odd_contents_is_refused(content: Any, tmp_path: Path) -> None:
+    file = tmp_path / "chat"
+    file.write_text(json.dumps({"format": "forerun-chat", "messages": [{"role": "user", "content": content}]}))
+    _, notes, session = talk(FakeTalker(), f"/load {file}")
+    assert "every message needs a role" in notes and not session.turns

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +119,36 @@ def test_options_have_their_fields(server: FakeServer) -> None:
     for refused in (GenerationOptions(suppress=[1]), GenerationOptions(lang_bias="ja=-5")):
         with pytest.raises(ForerunError, match="cannot be sent"):
             talker.answer(USER, refused)
+
+
+def test_files_are_sent_inside_the_request(server: FakeServer, tmp_path: Path) -> None:
+    talker = RemoteTalker(server.url, None)
+    names = {"image": "cat.jpg", "video": "film.webm", "audio": "talk.wav"}
+    for name in (*names.values(), "talk.flac", "odd"):
+        (tmp_path / name).write_bytes(b"a")
+    parts = [{"type": kind, "path": str(tmp_path / name)} for kind, name in names.items()]
+    parts += [{"type": "audio", "path": str(tmp_path / "talk.flac")}, {"type": "image", "path": str(tmp_path / "odd")}]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}, *USER]
+    with talker.answer(messages, GenerationOptions()):
+        pass
+    assert server.bodies[0]["messages"] == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,YQ=="}},
+                {"type": "video_url", "video_url": {"url": "data:video/webm;base64,YQ=="}},
+                {"type": "input_audio", "input_audio": {"data": "YQ==", "format": "wav"}},
+                {"type": "audio_url", "audio_url": {"url": "data:audio/flac;base64,YQ=="}},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,YQ=="}},
+                {"type": "text", "text": "What?"},
+            ],
+        },
+        *USER,
+    ]
+    talker.check_media("image")  # whether it sees is the server's to say
+    (tmp_path / "cat.jpg").unlink()
+    with pytest.raises(ForerunError, match="cannot read the image"):
+        talker.answer(messages, GenerationOptions())
 
 
 def test_what_goes_wrong_is_one_line(server: FakeServer) -> None:

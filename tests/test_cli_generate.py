@@ -157,17 +157,20 @@ def test_defaults_are_the_documented_ones(library: FakeLibrary) -> None:
         "system": None, "raw": False, "max_tokens": None, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {},
         "lang_bias": None, "suppress": frozenset(), "stop": [], "seed": None, "draft": "auto", "draft_tokens": "auto",
-        "accept": "coupled",
+        "accept": "coupled", "images": None, "videos": None, "audio": None,
     }  # fmt: skip
 
 
-def test_every_flag_reaches_the_library(library: FakeLibrary) -> None:
+def test_every_flag_reaches_the_library(library: FakeLibrary, tmp_path: Path) -> None:
+    for name in ("a.png", "b.png", "c.mp4", "d.wav"):
+        (tmp_path / name).write_bytes(b"data")
     line = (
         "generate -m folder -p Hi --system Be -n 7 --temp 0.7 --top-p 0.9 --top-k 40 --min-p 0.05"
         " --repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 5=-2,7=1.5"
         " --logit-bias 9=3 --lang-bias ja=-inf,zh=-5 --suppress 1,2 --suppress 3 --stop END --stop ### --seed 12"
         " --draft model --draft-model small --draft-tokens 4 --accept rejection --device cuda --dtype bfloat16"
         " --quantize none --max-context 512 --quiet"
+        f" --image {tmp_path}/a.png --image {tmp_path}/b.png --video {tmp_path}/c.mp4 --audio {tmp_path}/d.wav"
     )
     assert run(line) == 0
     del library.loading["progress"], library.options["progress"]
@@ -180,6 +183,8 @@ def test_every_flag_reaches_the_library(library: FakeLibrary) -> None:
         "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3,
         "logit_bias": {5: -2.0, 7: 1.5, 9: 3.0}, "lang_bias": "ja=-inf,zh=-5", "suppress": frozenset({1, 2, 3}),
         "stop": ["END", "###"], "seed": 12, "draft": "model", "draft_tokens": 4, "accept": "rejection",
+        "images": [f"{tmp_path}/a.png", f"{tmp_path}/b.png"], "videos": [f"{tmp_path}/c.mp4"],
+        "audio": [f"{tmp_path}/d.wav"],
     }  # fmt: skip
 
 
@@ -376,3 +381,16 @@ def test_bad_values_are_refused_before_loading(
 
 def test_an_empty_prompt_is_refused(library: FakeLibrary, capsys: pytest.CaptureFixture[str]) -> None:
     assert "empty" in refuse(["-p", ""], capsys, library)
+
+
+def test_media_that_cannot_be_read_are_refused_before_the_model_loads(
+    library: FakeLibrary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.png").touch()
+    for flags, words in (
+        (["--image", "nowhere.png"], "cannot read the image nowhere.png: No such file"),
+        (["--video", str(tmp_path)], "Is a directory"),
+        (["--image", str(tmp_path / "empty.png")], "is empty"),
+        (["--audio", "https://example.org/a.wav"], "URLs are not fetched"),
+    ):
+        assert words in refuse(["-p", "Hi", *flags], capsys, library)

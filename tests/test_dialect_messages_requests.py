@@ -20,7 +20,8 @@ WEATHER: Any = {
 }
 HELLO: Any = {"model": "tiny", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]}
 CACHED = {"cache_control": {"type": "ephemeral"}}
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "YQ=="}}
+URL, SVG = {"type": "url", "url": "http://x/a.png"}, {"type": "base64", "media_type": "image/svg+xml", "data": "YQ=="}
 
 
 @pytest.fixture(scope="module")
@@ -229,14 +230,20 @@ def test_unknown_fields_of_claude_code_are_named(server: tuple[FakeChatService, 
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "reads text only: 'image'"),
+        ({"messages": [{"role": "assistant", "content": [IMAGE]}]}, "Media belong into messages of the user"),
+        ({"messages": [{"role": "system", "content": [IMAGE]}]}, "Media belong into messages of the user"),
+        ({"messages": [{"role": "user", "content": [{**IMAGE, "source": URL}]}]}, "this server fetches none"),
+        ({"messages": [{"role": "user", "content": [{**IMAGE, "source": SVG}]}]}, "media_type"),
         (
             {
                 "messages": [
-                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}]}
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{**IMAGE, "source": URL}]}],
+                    }
                 ]
             },
-            "reads text only: 'image'",
+            "this server fetches none",
         ),
         (
             {
@@ -244,7 +251,7 @@ def test_unknown_fields_of_claude_code_are_named(server: tuple[FakeChatService, 
                     {"role": "user", "content": [{"type": "document", "source": {"type": "url", "url": "http://x"}}]}
                 ]
             },
-            "reads text only: 'document'",
+            "'document' cannot be read here",
         ),
         ({"messages": [{"role": "system", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}, "no place here"),
         ({"messages": [{"role": "system", "content": [{"type": "server_tool_use", "id": "a"}]}]}, "no place here"),

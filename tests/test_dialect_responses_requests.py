@@ -199,7 +199,22 @@ def test_what_has_no_effect_is_named(service: FakeChatService, client: openai.Op
         ({"input": []}, "input", None),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "unsupported_parameter"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/a.png"}]}]},
+            "input[0].content[0].image_url",
+            None,
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file_1"}]}]},
+            "input[0].content[0].file_id",
+            "unsupported_media",
+        ),
+        (
+            {"input": [{"role": "assistant", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+            "input[0].content[0]",
+            "unsupported_media",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]}]},
             "input[0].content[0]",
             "unsupported_media",
         ),

@@ -25,6 +25,7 @@ from forerun.serve.settings import ServeSettings
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/benchmarks.md", "docs/server.md"]
 SERVER = "127.0.0.1:8000"  # where documents say that a server is
+SEEING = "google/gemma-4-E4B-it"  # a model that sees and hears; here a tiny one does
 BEGIN, END = "<!-- settings: made of ServeSettings, see tests/test_docs.py -->\n", "<!-- end of settings -->"
 
 
@@ -60,6 +61,14 @@ def served() -> Iterator[str]:
         yield f"127.0.0.1:{server.address.port}"
 
 
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model that sees and hears, and what the documents show it."""
+    from seeing import seeing_gemma
+
+    return seeing_gemma(tmp_path_factory.mktemp("seeing"))
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("line", COMMANDS)
 def test_the_commands_run(
@@ -80,6 +89,9 @@ def test_the_commands_run(
     (tmp_path / "forerun.toml").write_text(blocks("toml", ["docs/server.md"])[0], encoding="utf-8")
     if SERVER in line:
         line = line.replace(SERVER, request.getfixturevalue("served"))
+    if SEEING in line:
+        folder = request.getfixturevalue("seeing")
+        line = re.sub(r"(photo|talk)\.", rf"{folder}/\1.", line.replace(SEEING, str(folder)))
     words = shlex.split(line)[1:]
     if words[0] == "serve" and "--dry-run" not in words:
         words.append("--dry-run")  # it would serve for ever; the fixture above and tests/test_wheel.py do
@@ -160,7 +172,7 @@ def test_links_and_files_exist(name: str) -> None:
 
 def test_architecture_names_real_files() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    names = re.findall(r"`((?:engine|draft|sample|kernels|models|cache|text|serve|cli)/[a-z_/0-9]+\.py)", text)
+    names = re.findall(r"`((?:engine|draft|sample|kernels|models|cache|text|serve|cli|media)/[a-z_/0-9]+\.py)", text)
     assert len(names) >= 8
     for name in names:
         assert (ROOT / "src/forerun" / name).exists(), name

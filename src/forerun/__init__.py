@@ -69,7 +69,8 @@ def stream(model: LanguageModel, prompt: Prompt, **options: Any) -> Generation:
     """Generate chunk by chunk; the last chunk carries the summary.
 
     `prompt` is text, a list of messages or a list of token ids. The options are those of `GenerationOptions`, and
-    `progress`.
+    `progress`. Models that see or hear take `images`, `videos` and `audio` (paths, bytes, data URIs), or messages with
+    parts such as `{"type": "image", "path": "photo.jpg"}`.
 
     >>> with forerun.stream(model, "Count to five.", max_tokens=16) as answer:
     ...     text = "".join(chunk.text for chunk in answer)

@@ -14,6 +14,7 @@ from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import FloatMatrix, Matrix
 from forerun.language_model import LanguageModel
 from forerun.loading import load_model
+from forerun.media.reading import what_is_read
 from forerun.memory_plan import page_bytes
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
@@ -67,6 +68,8 @@ def describe(loaded: LanguageModel) -> CheckReport:
     if pool.states is not None and config.delta is not None:
         size = pool.states.bytes_per_slot(config.delta, config.recurrent_layers)
         notes.append(f"recurrent state: {size / 2**20:.1f} MiB per sequence, {pool.states.count} sequences")
+    if loaded.media is not None:
+        notes.append(f"reads {what_is_read(loaded.media)}")
     if not loaded.probe.guaranteed:
         notes.append(f"passes are narrowed to {loaded.probe.widest} rows: wider ones change bits on this machine")
     return CheckReport(

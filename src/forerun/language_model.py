@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from forerun.device import Machine, running_memory
 from forerun.engine.engine import Engine
@@ -16,7 +16,9 @@ from forerun.engine.sequence import Sequence as Running
 from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up
 from forerun.errors import ForerunError
+from forerun.media.messages import split_prompt
 from forerun.media.parts import MediaReader
+from forerun.media.reading import checked_reader
 from forerun.options import GenerationOptions
 from forerun.policy.cost_file import CostFile
 from forerun.policy.costs import CostTable
@@ -26,8 +28,9 @@ from forerun.response import Chunk, Response
 from forerun.sample.language import language_bias
 from forerun.text.answer import AnswerText
 from forerun.text.chat import encode_prompt
+from forerun.text.content import text_of
 
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
 WORTH_MEASURING = 32  # tokens of an answer before which it does not pay to measure the drafters first
 
@@ -50,14 +53,21 @@ class LanguageModel:
     )  # for requests that leave the drafter to forerun, or ask for mtp
     cost_file: CostFile | None = None  # where what rounds cost is kept for the next run
     drafter_labels: dict[str, str] = field(default_factory=dict)  # what each drafter is, in a few words
-    media: MediaReader | None = None  # of models that see or hear
+    media: MediaReader | None = None  # None: it reads text only
 
     def start(self, prompt: Prompt, *, progress: Progress | None = None, **given: Any) -> Generation:
         """Queue a request; `given` are `GenerationOptions`."""
         options = GenerationOptions.of(given)
         sampling = options.sampling(language_bias(self.tokenizer, options.lang_bias) if options.lang_bias else None)
         sampling.check_vocabulary(self.engine.vocab)
+        templated = bool(self.tokenizer.chat_template) and not options.raw
+        prompt, parts = split_prompt(prompt, options.media, templated=templated)
+        reader = checked_reader(self.name, self.media, parts) if parts else None
         tokens = encode_prompt(self.tokenizer, prompt, options.system, options.raw)
+        # The kind of work is guessed before placeholders are repeated: they would look like a text that repeats itself.
+        kind = kind_of(tokens, self._text(prompt)) if options.draft == "auto" else ""
+        read = reader.read(tokens, parts) if reader is not None else None
+        tokens = tokens if read is None else read.ids
         draft = options.draft
         request = Request(
             prompt=tuple(tokens),
@@ -68,7 +78,8 @@ class LanguageModel:
             draft=draft,
             draft_tokens=None if options.draft_tokens == "auto" else options.draft_tokens,
             accept=options.accept,
-            kind=kind_of(tokens, self._text(prompt)) if draft == "auto" else "",
+            kind=kind,
+            media=None if read is None else read.media,
         )
         if draft == "auto" and (options.max_tokens is None or options.max_tokens >= WORTH_MEASURING):
             with running_memory():
@@ -82,7 +93,7 @@ class LanguageModel:
         if isinstance(prompt, str):
             return prompt
         if isinstance(prompt[0], Mapping):
-            return "\n".join(message["content"] for message in cast(Sequence[Mapping[str, str]], prompt))
+            return "\n".join(text_of(message["content"]) for message in prompt if isinstance(message, Mapping))
         return str(self.tokenizer.decode(prompt))
 
     def response(self, sequence: Running, text: str) -> Response:

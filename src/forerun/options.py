@@ -19,7 +19,7 @@ PROMPT, SAMPLING, SPECULATION = "Prompt", "Sampling", "Speculation"
 
 
 def _about(topic: str, help: str, **more: Any) -> dict[str, Any]:
-    """Metadata of an option; `more`: other `flags` on the command line, and the `metavar` there."""
+    """Metadata of an option; `more`: its `flag` where that has another name, further `flags`, and the `metavar`."""
     return {"topic": topic, "help": help, **more}
 
 
@@ -29,6 +29,15 @@ class GenerationOptions:
 
     system: str | None = field(default=None, metadata=_about(PROMPT, "System message."))
     raw: bool = field(default=False, metadata=_about(PROMPT, "No chat template: continue the text."))
+    images: Sequence[Any] | None = field(
+        default=None, metadata=_about(PROMPT, "A picture to look at; repeatable.", flag="--image", metavar="FILE")
+    )
+    videos: Sequence[Any] | None = field(
+        default=None, metadata=_about(PROMPT, "A video to watch; repeatable.", flag="--video", metavar="FILE")
+    )
+    audio: Sequence[Any] | None = field(
+        default=None, metadata=_about(PROMPT, "A recording to hear; repeatable.", flag="--audio", metavar="FILE")
+    )
     max_tokens: int | None = field(
         default=None, metadata=_about(SAMPLING, "Longest answer; default: until the model ends.", flags=("-n",))
     )
@@ -79,6 +88,11 @@ class GenerationOptions:
         """The stop strings; a single one may be given as it is."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def media(self) -> dict[Literal["image", "video", "audio"], list[Any]]:
+        """Media of the prompt by kind: paths, data URIs, bytes or pictures; a single one may be given as it is."""
+        return {"image": _several(self.images), "video": _several(self.videos), "audio": _several(self.audio)}
+
     def sampling(self, language_bias: Mapping[int, float] | None = None) -> SamplingParams:
         """For the sampler, every value checked; `language_bias` is what `lang_bias` means in the model's vocabulary."""
         from forerun.sample.parameters import SamplingParams, fresh_seed
@@ -89,3 +103,9 @@ class GenerationOptions:
         values["suppress"] = frozenset(self.suppress or ())
         values["seed"] = fresh_seed() if self.seed is None else self.seed
         return SamplingParams(**values)
+
+
+def _several(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple) else [given]

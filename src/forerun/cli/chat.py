@@ -68,7 +68,11 @@ def chat(
     wanted = name or model
     talker = _server(url, api_key, wanted, loading) if url is not None else _engine(wanted or "smollm2", loading, quiet)
     talker.check(options)
-    session = Session(talker, replace(options, system=None), system=options.system, colour=colour)
+    plain_options = replace(options, system=None, images=None, videos=None, audio=None)
+    session = Session(talker, plain_options, system=options.system, colour=colour)
+    for kind, files in options.media.items():
+        for file in files:
+            session.attach(kind, file)
     _talk(session, plain=plain, quiet=quiet)
 
 

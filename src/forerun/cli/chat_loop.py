@@ -72,12 +72,14 @@ class ChatLoop:
                 if said:
                     self._notes.print(said, markup=False, highlight=False, soft_wrap=True)
         elif message:
-            self._session.turns.append({"role": "user", "content": message})
+            self._session.say(message)
             try:
                 self._answer()
             except ForerunError:
                 self._session.turns.pop()  # as if it had not been said: the next one may fit
                 raise
+            finally:
+                self._session.attached.clear()
 
     def _regenerate(self) -> None:
         options = self._session.options

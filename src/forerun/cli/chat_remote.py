@@ -11,8 +11,10 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from forerun.cli.chat_media import sent_content
 from forerun.cli.chat_talkers import Message, Outcome, Piece
 from forerun.errors import ForerunError
+from forerun.media.parts import Kind
 from forerun.options import GenerationOptions
 
 CONNECT_SECONDS = 600.0  # a prompt may take long to read; a server that is gone refuses at once
@@ -44,6 +46,9 @@ class RemoteTalker:
             if entry.name in LOCAL_ONLY and getattr(options, entry.name) != entry.default:
                 raise ForerunError(f"{entry.name} cannot be sent to a server: drop it, or chat without --url")
 
+    def check_media(self, kind: Kind) -> None:
+        """The server says so when it is asked."""
+
     def answer(self, messages: Sequence[Message], options: GenerationOptions) -> RemoteReply:
         self.check(options)
         return RemoteReply(self._ask("POST", "/chat/completions", self._body(messages, options)))
@@ -53,7 +58,7 @@ class RemoteTalker:
         defaults = GenerationOptions()
         body: dict[str, Any] = {
             "model": self.name,
-            "messages": list(messages),
+            "messages": [{**message, "content": sent_content(message["content"])} for message in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
             "temperature": options.temperature,

@@ -8,19 +8,28 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from forerun.cli.chat_media import attached_part, is_kept_content
 from forerun.cli.chat_talkers import Message, Outcome, Talker
 from forerun.cli.generation_flags import parse_option
 from forerun.errors import ForerunError
+from forerun.media.parts import Kind
 from forerun.options import GenerationOptions
 
 FORMAT = "forerun-chat"
 ROLES = ("system", "user", "assistant")
-NOT_SET_HERE = {"system": "use /system TEXT", "raw": "a chat needs its template"}
+NOT_SET_HERE = {
+    "system": "use /system TEXT",
+    "raw": "a chat needs its template",
+    "images": "use /image FILE",
+    "videos": "use /video FILE",
+    "audio": "use /audio FILE",
+}
 HELP = """\
 /save FILE       keep the conversation        /load FILE    take it up again
 /clear           forget the conversation      /system TEXT  set the system message; without TEXT: drop it
 /regen           answer the last one again    /stats        what this chat has cost and saved
 /set NAME=VALUE  an option of the generation  /set          show those that are set
+/image FILE      show it with the next message; so do /video FILE and /audio FILE
 /colour          show who drafted each token  /help         this list
 /exit            leave; so does Ctrl-D
 \"\"\" begins and ends a message of several lines. Ctrl-C stops an answer, twice it leaves."""
@@ -69,6 +78,19 @@ class Session:
     colour: bool = False
     turns: list[Message] = field(default_factory=list)  # user and assistant, in turn
     totals: Totals = field(default_factory=Totals)
+    attached: list[dict[str, str]] = field(default_factory=list)  # files for the next message
+
+    def say(self, text: str) -> None:
+        """A turn of the user's, with what is attached before its text."""
+        content: Any = [*self.attached, {"type": "text", "text": text}] if self.attached else text
+        self.turns.append({"role": "user", "content": content})
+
+    def attach(self, kind: Kind, name: str) -> str:
+        """A file for the next message."""
+        part = attached_part(kind, name)
+        self.talker.check_media(kind)
+        self.attached.append(part)
+        return f"{Path(name).name} goes with the next message"
 
     @property
     def messages(self) -> list[Message]:
@@ -87,6 +109,9 @@ class Session:
             "regen": self._regenerate,
             "stats": self._stats,
             "set": self._set,
+            "image": lambda name: self.attach("image", name),
+            "video": lambda name: self.attach("video", name),
+            "audio": lambda name: self.attach("audio", name),
             "colour": self._colour,
             "color": self._colour,
             "help": lambda _: HELP,
@@ -124,11 +149,12 @@ class Session:
             raise ForerunError(f"{file}: options must be an object")
         options = GenerationOptions.of(_read_options(given))
         self.talker.check(options)
-        self.turns, self.system, self.options = turns, system, options
+        self.turns, self.system, self.options, self.attached = turns, system, options, []
         return f"{len(turns)} messages from {file}"
 
     def _clear(self, _: str) -> str:
         self.turns.clear()
+        self.attached.clear()
         return "the conversation is forgotten" + ("" if self.system is None else "; the system message stays")
 
     def _system(self, text: str) -> str:
@@ -192,7 +218,7 @@ def _checked_turns(kept: Any, file: Path) -> list[Message]:
     if not isinstance(kept, dict) or kept.get("format") != FORMAT or not isinstance(kept.get("messages"), list):
         raise ForerunError(f"{file} is not a chat that /save wrote")
     for message in kept["messages"]:
-        good = isinstance(message, dict) and message.get("role") in ROLES and isinstance(message.get("content"), str)
-        if not good:
+        good = isinstance(message, dict) and message.get("role") in ROLES
+        if not good or not is_kept_content(message.get("content")):
             raise ForerunError(f"{file}: every message needs a role ({', '.join(ROLES)}) and a content")
     return [{"role": message["role"], "content": message["content"]} for message in kept["messages"]]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from forerun.media.parts import Kind
+from forerun.media.reading import check_kind
 from forerun.options import GenerationOptions
 from forerun.serve.parsing.pieces import AnswerParser, Content, Reasoning
 from forerun.serve.parsing.pieces import Piece as ParsedPiece
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from forerun.progress import Progress
     from forerun.response import Chunk
 
-Message = Mapping[str, str]  # role and content
+Message = Mapping[str, Any]  # role and content: text, or a list of text parts and files
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,10 @@ class Talker(Protocol):
         """`ForerunError` for what it cannot do."""
         ...
 
+    def check_media(self, kind: Kind) -> None:
+        """`ForerunError` for what it is known not to see or hear."""
+        ...
+
     def answer(self, messages: Sequence[Message], options: GenerationOptions) -> Reply: ...
 
 
@@ -90,6 +96,9 @@ class LocalTalker:
 
             parse_language_bias(options.lang_bias)
 
+    def check_media(self, kind: Kind) -> None:
+        check_kind(self.name, self._model.media, kind)
+
     def answer(self, messages: Sequence[Message], options: GenerationOptions) -> LocalReply:
         given = replace(options, system=None, raw=False).to_dict()  # a system message is one of the messages
         generation = self._model.start(list(messages), progress=self._progress, **given)
@@ -99,8 +108,10 @@ class LocalTalker:
         """Tells thoughts from what is said; nothing is a tool call here."""
         from forerun.serve.parsing.make import make_parser
         from forerun.text.chat import encode_chat
+        from forerun.text.content import text_of
 
-        opened = encode_chat(self._model.tokenizer, messages).thinking_open
+        words = [{**message, "content": text_of(message["content"])} for message in messages]
+        opened = encode_chat(self._model.tokenizer, words).thinking_open
         return make_parser(self._format, (), thinking_open=opened, tools_enabled=False)
 
 

@@ -57,6 +57,7 @@ def generate(
     loading.check()
     text = read_prompt(prompt, prompt_file)
     _check_sampling(options)
+    _check_media(options)
 
     import forerun
 
@@ -97,6 +98,14 @@ def _check_sampling(options: GenerationOptions) -> None:
         from forerun.sample.language import parse_language_bias
 
         parse_language_bias(options.lang_bias)
+
+
+def _check_media(options: GenerationOptions) -> None:
+    """Files that cannot be read are found out before the model loads, too."""
+    if any(options.media.values()):
+        from forerun.media.messages import media_list
+
+        media_list(options.media)
 
 
 def _follow(answer: Generation, show: bool) -> bool:

@@ -20,6 +20,7 @@ TYPED: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "logit_bias": (list[str] | None, lambda texts: parse_logit_bias(texts or [])),
     "suppress": (list[str] | None, lambda texts: parse_suppress(texts or [])),
     "stop": (list[str] | None, lambda texts: texts or []),
+    **dict.fromkeys(("images", "videos", "audio"), (list[str] | None, lambda files: files or None)),
     "draft_tokens": (str, parse_draft_tokens),
 }
 
@@ -37,8 +38,8 @@ def _options(values: dict[str, Any]) -> GenerationOptions:
 
 def _parameter(entry: Field[Any]) -> inspect.Parameter:
     """What typer makes one flag of."""
-    flag = "--" + entry.name.replace("_", "-")
     facts = entry.metadata
+    flag = facts.get("flag", "--" + entry.name.replace("_", "-"))
     option = typer.Option(
         *(flag, *facts.get("flags", ())),
         help=facts["help"],

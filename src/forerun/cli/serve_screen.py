@@ -48,6 +48,10 @@ def print_plan(loaded: LanguageModel) -> None:
 
     plan = memory_plan(loaded)
     _print(plan_table(plan))
+    if loaded.media is not None:
+        from forerun.media.reading import what_is_read
+
+        print(f"reads {what_is_read(loaded.media)}; the weights for that are loaded when the first of them come")
     for warning in loaded.head_warnings:
         print(f"warning: {warning}", flush=True)
     if not loaded.probe.guaranteed:

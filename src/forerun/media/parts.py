@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from forerun.models.layers.media import PromptMedia
+if TYPE_CHECKING:  # the command line knows of parts without torch
+    from forerun.models.layers.media import PromptMedia
 
 Kind = Literal["image", "video", "audio"]
 

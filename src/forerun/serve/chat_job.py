@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from forerun.serve.sent_media import SentMedia
+
 OutputKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 
@@ -90,9 +92,10 @@ class GenerationWish:
 class ChatJob:
     """A conversation to go on with."""
 
-    # As chat templates take them: role, content (text), reasoning_content, tool_calls, tool_call_id, name.
-    # Arguments of tool calls are objects here, not text.
+    # As chat templates take them: role, content, reasoning_content, tool_calls, tool_call_id, name. A content is text,
+    # or in turns of the user a list of text parts and places of media. Arguments of tool calls are objects, not text.
     messages: Sequence[Mapping[str, Any]]
+    media: tuple[SentMedia, ...] = ()  # one for each place, in order
     wish: GenerationWish = field(default_factory=GenerationWish)
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.errors import ForerunError
+from forerun.media.parts import MediaPrompt
 from forerun.sample.constraint import Constraint
 from forerun.serve.answer_reader import AnswerReader
 from forerun.serve.chat_job import ChatJob, Tool
 from forerun.serve.chat_run import Choice, Run
 from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, check_tools, is_free
-from forerun.serve.errors import bad_request
+from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
+from forerun.serve.media_reading import MediaReading, checked
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.parsing.make import make_parser
@@ -31,14 +33,24 @@ class ChatPipeline:
     def __init__(self, models: ModelService, settings: ServeSettings, off_loop: OffLoop) -> None:
         self.model = models.name
         self._models, self._settings, self._off_loop = models, settings, off_loop
+        self._media = MediaReading(settings)
 
     async def start(self, job: ChatJob) -> Run:
         """Queue a chat."""
         model = self._models.loaded()
         check_limits(job.wish, self._settings)
         prompt = await self.prompt(job)
+        read = await self._read_media(model, job, prompt)
+        ids = prompt.ids if read is None else read.ids
         constraints = await self._constraints(model, job, prompt)
-        to_run = PromptToRun(prompt.ids, prompt.text, constraints, shown=model.format.shown)
+        to_run = PromptToRun(
+            ids,
+            prompt.text,
+            constraints,
+            shown=model.format.shown,
+            media=None if read is None else read.media,
+            written=prompt.ids,
+        )
         work = make_work(model, job.wish, to_run, "messages")
         answers = await self._models.engine.start(work)
         choices = [
@@ -50,7 +62,7 @@ class ChatPipeline:
             )
             for index, (answer, item) in enumerate(zip(answers, work, strict=True))
         ]
-        return Run(self.model, len(prompt.ids), choices, warnings=_warnings(model, job))
+        return Run(self.model, len(ids), choices, warnings=_warnings(model, job))
 
     async def _constraints(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> Sequence[Constraint | None]:
         if is_free(job):
@@ -65,12 +77,25 @@ class ChatPipeline:
         return await self._off_loop.run(build, "tools" if callable_tools(job) else param)
 
     async def count_tokens(self, job: ChatJob) -> int:
-        """Of the prompt, template included."""
-        return len((await self.prompt(job)).ids)
+        """Of the prompt, template and media included."""
+        prompt = await self.prompt(job)
+        read = await self._read_media(self._models.loaded(), job, prompt)
+        return len(prompt.ids if read is None else read.ids)
+
+    async def _read_media(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> MediaPrompt | None:
+        """Once for all choices; not for an answer that would be turned away afterwards."""
+        if not job.media:
+            return None
+        if self._models.state().waiting >= self._settings.max_queue:
+            message = "Too many answers are waiting already: try again later."
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
+        return await self._media.read(checked(model.media, job.media), prompt.ids, job.media)
 
     async def prompt(self, job: ChatJob) -> ChatPrompt:
-        """What the model's template makes of the conversation."""
+        """What the model's template makes of the conversation; media have one placeholder each."""
         model = self._models.loaded()
+        if job.media:
+            checked(model.media, job.media)
         seconds = self._settings.template_timeout
         return await self._off_loop.run(lambda: _encode(model, job, seconds), "messages")
 

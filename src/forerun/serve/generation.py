@@ -8,6 +8,7 @@ from typing import Any
 
 from forerun.engine.request import Request
 from forerun.errors import ForerunError
+from forerun.models.layers.media import PromptMedia
 from forerun.policy.kinds import kind_of
 from forerun.sample.constraint import Constraint
 from forerun.sample.grammar_text import GrammarLimits
@@ -29,6 +30,8 @@ class PromptToRun:
     constraints: Sequence[Constraint | None] = ()  # one for each choice; empty: none
     logprobs: bool = False  # of the prompt's own tokens too
     shown: frozenset[str] = frozenset()  # special tokens that are text in the answer
+    media: PromptMedia | None = None  # what takes the place of placeholders
+    written: Sequence[int] | None = None  # before placeholders were repeated: those would look like repetitive text
 
 
 def grammar_limits(settings: ServeSettings) -> GrammarLimits:
@@ -110,9 +113,10 @@ def _request(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, samp
         stop_ids=stop_ids_of(model, wish),
         draft=draft,
         draft_tokens=wish.speculation.depth,
-        kind=kind_of(prompt.ids, prompt.text) if draft == "auto" else "",
+        kind=kind_of(prompt.ids if prompt.written is None else prompt.written, prompt.text) if draft == "auto" else "",
         logprobs=wish.logprobs,
         prompt_logprobs=prompt.logprobs,
+        media=prompt.media,
     )
 
 

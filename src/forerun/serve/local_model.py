@@ -24,4 +24,5 @@ def loaded_model(model: LanguageModel, settings: ServeSettings) -> LoadedModel:
         },
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
+        media=model.media,
     )

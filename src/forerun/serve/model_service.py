@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forerun.media.parts import MediaReader
 from forerun.sample.grammar import GrammarVocabulary
 from forerun.serve.engine_client import EngineClient, EngineState
 from forerun.serve.errors import ApiError
 from forerun.serve.parsing.formats import AnswerFormat, format_of
+from forerun.text.content import MEDIA_KINDS
 from forerun.text.token_bytes import TokenBytes
 
 REASONS = {
@@ -32,6 +34,7 @@ class LoadedModel:
     about: Mapping[str, Any] = field(default_factory=dict)  # for /props: device, drafters, memory
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    media: MediaReader | None = None  # None: it reads text only
     token_bytes: TokenBytes = field(init=False)
     format: AnswerFormat = field(init=False)  # how it writes thinking and tool calls
     _grammars: list[GrammarVocabulary] = field(init=False, default_factory=list)  # none until somebody needs one
@@ -43,6 +46,11 @@ class LoadedModel:
 
     def _format(self) -> AnswerFormat:
         return format_of(self.tokenizer, tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)
+
+    @property
+    def modalities(self) -> list[str]:
+        """What it reads."""
+        return ["text", *(kind for kind in MEDIA_KINDS if self.media is not None and kind in self.media.kinds)]
 
     @property
     def longest_prompt(self) -> int:

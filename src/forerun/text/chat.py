@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
+from forerun.text.content import PLURALS, media_in, text_of
 from forerun.text.guarded import Guard, check_unicode, control_texts, map_strings, strings_in
-from forerun.text.habits import REASONING_NAMES, Messages, adapt, habits_of, text_of
+from forerun.text.habits import REASONING_NAMES, Habits, Messages, adapt, habits_of
 from forerun.text.messages import ROLES, check_messages
 from forerun.text.template import SECONDS, ChatTemplate, check_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 # How thinking begins and ends, in the families that think.
 THINKING_MARKS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"))
 _CONTINUE = "\uf8ff\uf8fe\uf8ff"  # where the last message ends, so that nothing after it stays
@@ -46,9 +47,10 @@ def encode_chat(
 ) -> ChatPrompt:
     """Messages and tools through the model's template, ready for the assistant's turn.
 
-    Messages as in `ChatJob.messages`: `content` is text, nothing or a list of text parts; arguments of calls are
-    objects. Tools are OpenAI's function objects. With `continue_last` the last message is the assistant's own beginning
-    and the answer goes on after it. Safe in any thread; `seconds` bounds the rendering as far as `template` says.
+    Messages as in `ChatJob.messages`: `content` is text, nothing or a list of text parts and places of media, for each
+    of which the template writes a placeholder; arguments of calls are objects. Tools are OpenAI's function objects.
+    With `continue_last` the last message is the assistant's own beginning and the answer goes on after it. Safe in any
+    thread; `seconds` bounds the rendering as far as `template` says.
     """
     check_messages(messages)
     template = chat_template(tokenizer, with_tools=bool(tools))
@@ -57,7 +59,9 @@ def encode_chat(
         raise ForerunError("only a message of the assistant's can be continued; the last one is not")
     given = [*strings_in(list(messages)), *strings_in(list(tools or ())), *strings_in(options)]
     check_unicode(given)
-    adapted, listed = adapt(messages, tools, habits_of(template.source, tokenizer.special_tokens_map))
+    habits = habits_of(template.source, tokenizer.special_tokens_map)
+    _check_places(messages, habits)
+    adapted, listed = adapt(messages, tools, habits)
     guard = Guard(control_texts(tokenizer, template.source), given, template.source)
     masked = [_masked(message, guard) for message in adapted]
     values = {name: map_strings(value, guard.mask) for name, value in options.items()}
@@ -79,6 +83,12 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, *, with_tools: bool = Fals
     except ValueError as error:
         raise ForerunError("this model has several chat templates, but no default one") from error
     return ChatTemplate(str(source), tokenizer.special_tokens_map)
+
+
+def _check_places(messages: Sequence[Message], habits: Habits) -> None:
+    for kind in (kind for message in messages for kind in media_in(message.get("content"))):
+        if kind not in habits.media:
+            raise ForerunError(f"the chat template of this model has no place for {PLURALS[kind]}")
 
 
 def _masked(message: dict[str, Any], guard: Guard) -> dict[str, Any]:
@@ -136,7 +146,8 @@ def encode_prompt(
     - text: a user message (after `system`, when given) through the chat template, ready for the assistant's turn;
       without a chat template in the model, or with `raw`, the text alone, with the tokenizer's own first token (BOS)
       unless it begins with that;
-    - messages, `[{"role": "user", "content": "..."}]`: through the chat template, `system` in front;
+    - messages, `[{"role": "user", "content": "..."}]`: through the chat template, `system` in front; a content may be a
+      list of text parts and places of media;
     - token ids: used as they are.
     """
     if isinstance(prompt, str):
@@ -187,9 +198,10 @@ def _checked_messages(messages: Sequence[Any]) -> list[Message]:
             raise ForerunError(f"message {number} must have exactly the keys 'role' and 'content'")
         if message["role"] not in ROLES:
             raise ForerunError(f"message {number} has an unknown role; use one of {', '.join(ROLES)}")
-        if not isinstance(message["content"], str):
+        if not isinstance(message["content"], str | list | tuple):
             raise ForerunError(f"message {number} must have text as its content")
-    if not any(message["content"].strip() for message in messages):
+    check_messages(messages)
+    if not any(text_of(message["content"]).strip() or media_in(message["content"]) for message in messages):
         raise ForerunError("the prompt is empty; give at least one message with text")
     return list(messages)
 

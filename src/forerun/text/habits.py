@@ -7,12 +7,14 @@ mid-conversation, or lose it without a word; some know nothing of tools. Each is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from forerun.errors import ForerunError
+from forerun.text.content import MEDIA_KINDS, in_parts, plain, text_after, text_before, text_part
 from forerun.text.template import ChatTemplate
 
 _PROBE_SECONDS = 1.0
@@ -31,6 +33,7 @@ class Habits:
     tools: bool  # it shows tools, calls and results
     arguments_as_text: bool = False
     short_ids: bool = False  # nine letters or digits
+    media: frozenset[str] = frozenset()  # kinds that it writes placeholders for
 
 
 def habits_of(source: str, special_tokens: Mapping[str, Any]) -> Habits:
@@ -63,7 +66,8 @@ def _probed(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Habits:
             known = {"tools": True, "arguments_as_text": as_text, "short_ids": short}
             break
     developer = "developer" in source and shows([{"role": "developer", "content": "PROBE1"}, user])
-    return Habits(developer=developer, system_first=first, system_later=later, parts=parts, **known)
+    media = frozenset(kind for kind in MEDIA_KINDS if _places(template, kind))
+    return Habits(developer=developer, system_first=first, system_later=later, parts=parts, media=media, **known)
 
 
 _PROBE_TOOL = {
@@ -105,40 +109,48 @@ def _shows(template: ChatTemplate, messages: Messages, tools: list[dict[str, Any
     return tools is None or "PROBE_TOOL" in rendered
 
 
+def _places(template: ChatTemplate, kind: str) -> bool:
+    """Does it write a placeholder for such a part: something, and not the part itself as Python or JSON spells it?"""
+    text = text_part("PROBE1")
+
+    def rendered(parts: list[dict[str, str]]) -> str:
+        return template.render([{"role": "user", "content": parts}], seconds=_PROBE_SECONDS)
+
+    def spelled(text: str) -> int:
+        return len(re.findall(r"""['"]type['"]""", text))
+
+    try:
+        with_place, without = rendered([{"type": kind}, text]), rendered([text])
+    except ForerunError:
+        return False
+    return "PROBE1" in with_place and len(with_place) > len(without) and spelled(with_place) == spelled(without)
+
+
 def adapt(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, habits: Habits
 ) -> tuple[Messages, list[dict[str, Any]] | None]:
     """Messages and tools as the template wants them."""
-    plain = [_with_text(message) for message in messages]
+    adapted = [_with_content(message) for message in messages]
     listed = [dict(tool) for tool in tools] if tools else None
     if not habits.tools:
-        plain, listed = _tools_as_text(plain, listed), None
-    plain = _fold_systems(plain, habits)
-    plain = [_with_calls(message, habits) for message in plain]
+        adapted, listed = _tools_as_text(adapted, listed), None
+    adapted = _fold_systems(adapted, habits)
+    adapted = [_with_calls(message, habits) for message in adapted]
     if habits.short_ids:
-        plain = _with_short_ids(plain)
-    return (_in_parts(plain) if habits.parts else plain), listed
+        adapted = _with_short_ids(adapted)
+    return (_in_parts(adapted) if habits.parts else adapted), listed
 
 
-def text_of(content: Any) -> str:
-    """A content's text: nothing, text, or a list of text parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return "".join(part["text"] for part in content)
-
-
-def _with_text(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_content(message: Mapping[str, Any]) -> dict[str, Any]:
     # An empty content rather than none: templates write "None", or add text to it.
-    plain = {**message, "content": text_of(message.get("content"))}
+    simple = {**message, "content": plain(message.get("content"))}
     if message.get("reasoning_content") is not None:
-        plain |= dict.fromkeys(REASONING_NAMES, message["reasoning_content"])
-    return plain
+        simple |= dict.fromkeys(REASONING_NAMES, message["reasoning_content"])
+    return simple
 
 
 def _in_parts(messages: Messages) -> Messages:
-    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+    return [{**message, "content": in_parts(message["content"])} for message in messages]
 
 
 def _fold_systems(messages: Messages, habits: Habits) -> Messages:
@@ -162,7 +174,7 @@ def _fold_systems(messages: Messages, habits: Habits) -> Messages:
             continue
         if waiting:
             if message["role"] == "user":
-                message = {**message, "content": "\n\n".join([*waiting, message["content"]])}
+                message = {**message, "content": text_before(waiting, message["content"])}
             else:
                 _add_user_text(folded, waiting)
             waiting = []
@@ -175,7 +187,7 @@ def _fold_systems(messages: Messages, habits: Habits) -> Messages:
 def _add_user_text(messages: Messages, texts: list[str]) -> None:
     """At the end: to the user's turn that is there, or as one."""
     if messages and messages[-1]["role"] == "user":
-        messages[-1] = {**messages[-1], "content": "\n\n".join([messages[-1]["content"], *texts])}
+        messages[-1] = {**messages[-1], "content": text_after(messages[-1]["content"], texts)}
     else:
         messages.append({"role": "user", "content": "\n\n".join(texts)})
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.errors import ForerunError
+from forerun.text.content import MEDIA_KINDS, PLURALS
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 _KEYS = frozenset({"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"})
@@ -21,7 +22,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise ForerunError(f"message {number} has an unknown key {unknown[0][:60]!r}")
         if message.get("role") not in ROLES:
             raise ForerunError(f"message {number} has an unknown role; use one of {', '.join(ROLES)}")
-        _check_content(message.get("content"), number)
+        _check_content(message, number)
         for key in ("reasoning_content", "tool_call_id", "name"):
             if message.get(key) is not None and not isinstance(message[key], str):
                 raise ForerunError(f"message {number} must have text as its {key}")
@@ -29,14 +30,21 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             _check_call(call, number)
 
 
-def _check_content(content: Any, number: int) -> None:
+def _check_content(message: Mapping[str, Any], number: int) -> None:
+    content = message.get("content")
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list | tuple):
         raise ForerunError(f"message {number} must have text as its content")
     for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ForerunError(f"message {number} has a part that is not text")
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in MEDIA_KINDS:
+            if message["role"] != "user":
+                raise ForerunError(f"message {number} is not the user's, so it cannot have {PLURALS[kind]}")
+            if len(part) > 1:
+                raise ForerunError(f"message {number} has {kind} data where only its place belongs")
+        elif kind != "text" or not isinstance(part.get("text"), str):
+            raise ForerunError(f"message {number} has a part that is neither text nor {', '.join(MEDIA_KINDS)}")
 
 
 def _check_call(call: Any, number: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 LONGEST_OUTPUT = 10_000  # tokens of a tool's output that it keeps
 
 
-def codex_model(name: str, context: int) -> dict[str, Any]:
+def codex_model(name: str, context: int, modalities: Sequence[str]) -> dict[str, Any]:
     """All fields without which Codex reads nothing. From the context it knows when to shorten a conversation."""
     return {
         "slug": name,
@@ -17,7 +18,7 @@ def codex_model(name: str, context: int) -> dict[str, Any]:
         "supported_in_api": True,
         "priority": 0,
         "context_window": context,
-        "input_modalities": ["text"],
+        "input_modalities": list(modalities),
         "shell_type": "shell_command",
         "supported_reasoning_levels": [],
         "support_verbosity": False,

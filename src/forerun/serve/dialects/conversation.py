@@ -9,13 +9,18 @@ from pydantic_core import from_json
 
 from forerun.serve.chat_job import Tool, ToolChoice
 from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.sent_media import SentMedia, place
+from forerun.text.content import BETWEEN, in_parts, text_after
 
-BETWEEN = "\n\n"  # parts that a client sends as separate texts stay apart
+
+def unreadable(kind: str, param: str) -> ApiError:
+    """Files and the like."""
+    return bad_request(f"'{kind}' cannot be read here: send text or images instead.", param, "unsupported_media")
 
 
-def no_media(kind: str, param: str) -> ApiError:
-    """Pictures and the like."""
-    return bad_request(f"This model reads text only: '{kind}' cannot be used.", param, "unsupported_media")
+def only_users_show(param: str) -> ApiError:
+    """Templates have places for media in turns of the user only."""
+    return bad_request("Media belong into messages of the user.", param, "unsupported_media")
 
 
 def arguments_object(text: str) -> dict[str, Any]:
@@ -32,12 +37,15 @@ class Conversation:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.media: list[SentMedia] = []  # one for each place in the messages
         self._names: dict[str, str] = {}  # of the tools, by the id of the call
+        self._from_tools: list[SentMedia] = []  # what tools gave since the last turn
 
     def system(self, text: str) -> None:
         """Instructions. At the start they are one message: many templates know no second one there."""
         if not text:
             return
+        self.end()
         if len(self.messages) == 1 and self.messages[0]["role"] == "system":
             self.messages[0]["content"] += BETWEEN + text
         else:
@@ -45,7 +53,17 @@ class Conversation:
 
     def user(self, text: str) -> None:
         """A user's turn, or more of it."""
-        self._append(self._turn("user"), "content", text)
+        turn = self._turn("user")
+        if isinstance(turn["content"], str):
+            self._append(turn, "content", text)
+        elif text:
+            turn["content"] = text_after(turn["content"], [text])
+
+    def shows(self, media: SentMedia) -> None:
+        """A picture of the user's, or the like."""
+        turn = self._turn("user")
+        turn["content"] = [*(in_parts(turn["content"]) if turn["content"] else ()), place(media)]
+        self.media.append(media)
 
     def says(self, text: str) -> None:
         """Text of the assistant."""
@@ -62,8 +80,12 @@ class Conversation:
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
         self._turn("assistant").setdefault("tool_calls", []).append(call)
 
-    def result(self, call_id: str, text: str) -> None:
-        """What a tool gave. Some templates want to know which tool it was."""
+    def result(self, call_id: str, text: str, media: Sequence[SentMedia] = ()) -> None:
+        """What a tool gave. Some templates want to know which tool it was.
+
+        They have no places for media there: the user shows those, after all results.
+        """
+        self._from_tools += media
         message = {"role": "tool", "tool_call_id": call_id, "content": text}
         if call_id in self._names:
             message["name"] = self._names[call_id]
@@ -75,7 +97,14 @@ class Conversation:
         last = self.messages[-1] if self.messages else {}
         return last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
 
+    def end(self) -> None:
+        """Nothing more comes, or a turn of its own."""
+        waiting, self._from_tools = self._from_tools, []
+        for media in waiting:
+            self.shows(media)
+
     def _turn(self, role: str) -> dict[str, Any]:
+        self.end()
         if not self.messages or self.messages[-1]["role"] != role:
             self.messages.append({"role": role, "content": ""})
         return self.messages[-1]

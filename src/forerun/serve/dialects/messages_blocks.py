@@ -61,12 +61,27 @@ class SearchResultBlock(Block):
     citations: dict[str, Any] | None = None
 
 
-class ImageBlock(Block):
-    """A picture: refused, with a message of its own."""
+class ImageData(Strict):
+    """A picture inside the request."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class ImageElsewhere(Strict):
+    """A picture that the server would have to fetch: refused, with a message of its own."""
 
     model_config = ConfigDict(extra="ignore")
 
+    type: Literal["url", "file"]
+
+
+class ImageBlock(Block):
+    """A picture."""
+
     type: Literal["image"]
+    source: Annotated[ImageData | ImageElsewhere, Field(discriminator="type")]
 
 
 class ToolReferenceBlock(Block):

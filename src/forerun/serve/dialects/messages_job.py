@@ -7,12 +7,14 @@ from typing import Any
 
 from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, ToolChoice
 from forerun.serve.dialects import messages_blocks as blocks
-from forerun.serve.dialects.conversation import BETWEEN, Conversation, check_choice, no_media
+from forerun.serve.dialects.conversation import Conversation, check_choice, only_users_show, unreadable
 from forerun.serve.dialects.messages_request import CountRequest, MessagesRequest, Turn
 from forerun.serve.dialects.messages_tools import ToolBox
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.effort import BUDGETS, Effort
 from forerun.serve.errors import bad_request
+from forerun.serve.sent_media import SentMedia
+from forerun.text.content import BETWEEN
 
 # Claude Code puts this block first. It differs from request to request, and would make every prompt a new one.
 BILLING = "x-anthropic-billing-header"
@@ -28,10 +30,12 @@ def make_job(request: CountRequest, notes: Notes, request_id: str | None = None)
     for index, turn in enumerate(request.messages):
         cleared = turn.role == "system" and turn.clear_at == "next_user_message" and index < last_user
         _add_turn(conversation, box, turn, f"messages[{index}]", notes, cleared)
+    conversation.end()
     tools = box.tools
     thinking, options = request.template(_thinking(request, notes))
     return ChatJob(
         messages=conversation.messages,
+        media=tuple(conversation.media),
         wish=_wish(request),
         tools=tools,
         tool_choice=check_choice(_choice(request), tools),
@@ -130,7 +134,7 @@ def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, 
         match block:
             case blocks.ToolResultBlock():
                 _note_block(block, notes)
-                conversation.result(block.tool_use_id, _result(block, f"{place}.content", notes))
+                conversation.result(block.tool_use_id, *_result(block, f"{place}.content", notes))
             case blocks.ToolUseBlock():
                 _note_block(block, notes)
                 conversation.calls(block.id, block.name, block.input)
@@ -138,14 +142,29 @@ def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, 
                 conversation.thinks(block.thinking)
             case blocks.RedactedThinkingBlock() | blocks.ForeignBlock():
                 notes.unused(f"content block {block.type}")
+            case blocks.ImageBlock() if turn.role == "user":
+                _note_block(block, notes)
+                conversation.shows(_image(block, place))
             case _:
                 says(_text([block], place, notes))
 
 
-def _result(block: blocks.ToolResultBlock, param: str, notes: Notes) -> str:
+def _result(block: blocks.ToolResultBlock, param: str, notes: Notes) -> tuple[str, list[SentMedia]]:
     """Templates have no word for failure: the text must say it."""
-    text = block.content if isinstance(block.content, str) else _text(block.content or (), param, notes)
-    return f"Error: {text}" if block.is_error and "error" not in text[:40].lower() else text
+    if isinstance(block.content, str):
+        text, media = block.content, []
+    else:
+        parts = list(enumerate(block.content or ()))
+        media = [_image(part, f"{param}[{at}]") for at, part in parts if isinstance(part, blocks.ImageBlock)]
+        text = _text([part for _, part in parts if not isinstance(part, blocks.ImageBlock)], param, notes)
+    return (f"Error: {text}" if block.is_error and "error" not in text[:40].lower() else text), media
+
+
+def _image(block: blocks.ImageBlock, param: str) -> SentMedia:
+    if isinstance(block.source, blocks.ImageElsewhere):
+        message = "Images are read from sources of type 'base64' only: this server fetches none."
+        raise bad_request(message, f"{param}.source", "unsupported_media")
+    return SentMedia("image", block.source.data, f"{param}.source.data", bare=True)
 
 
 def _text(parts: Sequence[Any], param: str, notes: Notes) -> str:
@@ -161,8 +180,10 @@ def _text(parts: Sequence[Any], param: str, notes: Notes) -> str:
                 texts.append("\n".join((block.title, block.source, *(part.text for part in block.content))))
             case blocks.ToolReferenceBlock():
                 texts.append(f"Tool: {block.tool_name}")
-            case blocks.ImageBlock() | blocks.DocumentBlock():
-                raise no_media(block.type, f"{param}[{index}]" if len(parts) > 1 else param)
+            case blocks.ImageBlock():
+                raise only_users_show(param)
+            case blocks.DocumentBlock():
+                raise unreadable(block.type, f"{param}[{index}]" if len(parts) > 1 else param)
             case _:
                 raise bad_request(f"A block of type '{block.type}' has no place here.", param)
     return BETWEEN.join(texts)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from forerun.serve.routes.chat_messages import FunctionName
+from forerun.serve.routes.media_parts import InputAudio
 from forerun.serve.routes.strict import Strict
 from forerun.serve.several import Several
 
@@ -27,15 +28,39 @@ class Refusal(Strict):
     refusal: str
 
 
-class Media(Strict):
-    """Pictures, sound and files: refused, with a message of their own."""
+class Image(Strict):
+    """A picture, as a data URI. `detail` changes nothing."""
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class Audio(Strict):
+    """A recording, as base64."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class Video(Strict):
+    """A video, as a data URI: not OpenAI's, but there should be a way."""
+
+    type: Literal["input_video"]
+    video_url: str
+
+
+class Unreadable(Strict):
+    """Files and the like: refused, with a message of their own."""
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Literal["input_image", "input_audio", "input_video", "input_file", "computer_screenshot"]
+    type: Literal["input_file", "computer_screenshot"]
 
 
-Part = Annotated[Text | Refusal | Media, Field(discriminator="type")]
+Media = Image | Audio | Video
+Part = Annotated[Text | Refusal | Media | Unreadable, Field(discriminator="type")]
 
 
 class Item(Strict):

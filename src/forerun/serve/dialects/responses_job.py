@@ -9,12 +9,12 @@ from typing import Any
 from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, Tool, ToolChoice
 from forerun.serve.dialects import responses_items as items
 from forerun.serve.dialects.conversation import (
-    BETWEEN,
     Conversation,
     arguments_object,
     check_choice,
     check_names,
-    no_media,
+    only_users_show,
+    unreadable,
 )
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.responses_request import (
@@ -26,6 +26,8 @@ from forerun.serve.dialects.responses_request import (
 )
 from forerun.serve.effort import thinking_for
 from forerun.serve.errors import bad_request
+from forerun.serve.sent_media import SentMedia, from_url
+from forerun.text.content import BETWEEN
 
 LOGPROBS = "message.output_text.logprobs"
 OWN_NAMESPACE = "functions"  # where Codex keeps its own functions: they go by their plain names
@@ -80,6 +82,7 @@ def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tu
     else:
         for index, item in enumerate(request.input or ()):
             _add_item(conversation, box, item, f"input[{index}]", notes)
+    conversation.end()
     if not any(message["role"] != "system" for message in conversation.messages):
         raise bad_request("'input' has nothing to answer.", "input")
     check_names(box.tools)
@@ -87,6 +90,7 @@ def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tu
     thinking, options = request.template(_thinking(request, notes))
     return ChatJob(
         messages=conversation.messages,
+        media=tuple(conversation.media),
         wish=_wish(request),
         tools=tools,
         tool_choice=check_choice(choice, tools),
@@ -148,7 +152,7 @@ def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, n
         case items.Message(role="assistant"):
             conversation.says(_text(item.content, "", f"{param}.content"))
         case items.Message(role="user"):
-            conversation.user(_text(item.content, BETWEEN, f"{param}.content"))
+            _add_user(conversation, item.content, f"{param}.content", notes)
         case items.Message():
             conversation.system(_text(item.content, BETWEEN, f"{param}.content"))
         case items.Reasoning():
@@ -159,7 +163,8 @@ def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, n
         case items.CustomToolCall():
             conversation.calls(item.call_id, joined(item.namespace, item.name), {"input": item.input})
         case items.CallOutput():
-            conversation.result(item.call_id, _text(item.output, BETWEEN, f"{param}.output"))
+            text, media = _output_of(item.output, f"{param}.output", notes)
+            conversation.result(item.call_id, text, media)
         case items.AdditionalTools():
             box.add(item.tools, notes)
         case items.ItemReference():
@@ -169,13 +174,45 @@ def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, n
             notes.unused(f"input item {item.type}")
 
 
+def _add_user(conversation: Conversation, content: str | Sequence[Any], param: str, notes: Notes) -> None:
+    """A turn of the user's, or more of it, media where they stand."""
+    for index, part in enumerate([content] if isinstance(content, str) else content):
+        if isinstance(part, items.Media):
+            conversation.shows(_media(part, f"{param}[{index}]", notes))
+        else:
+            conversation.user(part if isinstance(part, str) else _text([part], "", f"{param}[{index}]"))
+
+
+def _output_of(output: str | Sequence[Any], param: str, notes: Notes) -> tuple[str, list[SentMedia]]:
+    """What a tool gave: its text, and what it shows."""
+    if isinstance(output, str):
+        return output, []
+    shown = [_media(part, f"{param}[{at}]", notes) for at, part in enumerate(output) if isinstance(part, items.Media)]
+    return _text([part for part in output if not isinstance(part, items.Media)], BETWEEN, param), shown
+
+
+def _media(part: items.Media, param: str, notes: Notes) -> SentMedia:
+    if isinstance(part, items.Audio):
+        return SentMedia("audio", part.input_audio.data, f"{param}.input_audio.data", bare=True)
+    if isinstance(part, items.Video):
+        return from_url("video", part.video_url, f"{param}.video_url")
+    if part.image_url is None:
+        message = "This server keeps no files: send the image as a data URI in 'image_url'."
+        raise bad_request(message, f"{param}.file_id" if part.file_id else f"{param}.image_url", "unsupported_media")
+    if part.detail not in (None, "auto"):
+        notes.unused("input_image.detail")
+    return from_url("image", part.image_url, f"{param}.image_url")
+
+
 def _text(content: str | Sequence[Any], between: str, param: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
     for index, part in enumerate(content):
         if isinstance(part, items.Media):
-            raise no_media(part.type, f"{param}[{index}]")
+            raise only_users_show(f"{param}[{index}]")
+        if isinstance(part, items.Unreadable):
+            raise unreadable(part.type, f"{param}[{index}]" if len(content) > 1 else param)
         texts.append(part.refusal if isinstance(part, items.Refusal) else part.text)
     return between.join(texts)
 

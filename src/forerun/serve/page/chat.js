@@ -71,12 +71,12 @@ export class Chat extends EventTarget {
   }
 
   /** Asks below the last message, or in place of `instead`: the old question stays as another branch. */
-  ask(text, instead = null) {
-    if (!text.trim() || this.run) return;
+  ask(text, instead = null, media = []) {
+    if ((!text.trim() && !media.length) || this.run) return;
     const conversation = this.current;
     const parent = instead ? instead.parent : conversation.leaf;
     if (!this.conversations.includes(conversation)) this.conversations.push(conversation);
-    const question = addNode(conversation, parent, { role: "user", content: text.trim() });
+    const question = addNode(conversation, parent, { role: "user", content: text.trim(), media });
     this.#answer(conversation, question);
   }
 

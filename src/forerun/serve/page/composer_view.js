@@ -1,5 +1,6 @@
-/** Where questions are written: one field, one button that sends or stops. */
+/** Where questions are written: one field, files that go with it, one button that sends or stops. */
 
+import { AttachingView } from "./attaching_view.js";
 import { el } from "./dom.js";
 import { icon } from "./icons.js";
 
@@ -17,8 +18,10 @@ export class ComposerView {
       on: {
         input: () => this.update(),
         keydown: (event) => this.#key(event),
+        paste: (event) => this.attaching.take(event, event.clipboardData),
       },
     });
+    this.attaching = new AttachingView(() => this.update());
     this.button = el("button", {
       type: "button",
       class: "send",
@@ -51,6 +54,9 @@ export class ComposerView {
             },
           },
         },
+        this.attaching.strip,
+        this.attaching.clip,
+        this.attaching.file,
         this.text,
         this.button,
       ),
@@ -69,6 +75,11 @@ export class ComposerView {
     this.text.focus();
   }
 
+  /** Is there anything to send? */
+  get empty() {
+    return !this.text.value.trim() && !this.attaching.media.length;
+  }
+
   update() {
     const stops = this.chat.run !== null;
     if (this.stops !== stops) {
@@ -78,14 +89,16 @@ export class ComposerView {
       this.button.title = stops ? "Stop (Esc)" : "Send (Enter)";
       this.button.setAttribute("aria-label", stops ? "Stop" : "Send");
     }
-    this.button.disabled = !stops && !this.text.value.trim();
+    this.button.disabled = !stops && this.empty;
   }
 
   send() {
-    if (this.chat.run || !this.text.value.trim()) return;
+    if (this.chat.run || this.empty) return;
     const text = this.text.value;
+    const { media } = this.attaching;
     this.text.value = "";
-    this.chat.ask(text);
+    this.attaching.show([]);
+    this.chat.ask(text, null, media);
   }
 
   #key(event) {
@@ -103,10 +116,11 @@ export class ComposerView {
   #opened() {
     const { id } = this.chat.current;
     if (id === this.shown) return;
-    if (this.shown) this.drafts.set(this.shown, this.text.value);
+    if (this.shown) this.drafts.set(this.shown, { text: this.text.value, media: this.attaching.media });
     this.shown = id;
-    this.text.value = this.drafts.get(id) ?? "";
-    this.update();
+    const { text, media } = this.drafts.get(id) ?? { text: "", media: [] };
+    this.text.value = text;
+    this.attaching.show(media);
     if (matchMedia("(hover: hover)").matches) this.focus();
   }
 }

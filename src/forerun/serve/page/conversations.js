@@ -3,6 +3,8 @@
  * says which way through the tree is shown. Plain data throughout, so that it can be stored, exported and read back.
  */
 
+import { importedMedia } from "./attachments.js";
+
 const LONGEST_TITLE = 60;
 export const NEW_TITLE = "New chat";
 
@@ -30,7 +32,9 @@ export function addNode(conversation, parent, fields) {
   conversation.nodes[id] = node;
   conversation.leaf = id;
   conversation.updated = Date.now();
-  if (!conversation.named && node.role === "user" && parent === null) conversation.title = titleFor(node.content);
+  if (!conversation.named && node.role === "user" && parent === null) {
+    conversation.title = titleFor(node.content || (node.media?.[0]?.name ?? ""));
+  }
   return node;
 }
 
@@ -126,7 +130,7 @@ function readConversation(raw) {
     if (parent !== null && !(parent in conversation.nodes)) continue;
     if (!["user", "assistant"].includes(node.role) || typeof node.content !== "string") continue;
     conversation.nodes[id] = {
-      ...(node.role === "user" ? { role: "user" } : readAnswer(node)),
+      ...(node.role === "user" ? { role: "user", media: importedMedia(node.media) } : readAnswer(node)),
       id,
       parent,
       content: node.content,

@@ -81,6 +81,7 @@ async function meetServer() {
     topbar.showModel(props);
     topbar.showStatus("ready");
     dialog.know(props);
+    composer.attaching.know(props);
     sidebar.version.textContent = props.version ? `v${props.version}` : "";
   } catch (error) {
     topbar.showStatus(error.status === 503 ? "loading" : "away");

@@ -1,5 +1,6 @@
 /** One question, which can be copied and edited: the edited one becomes another branch. */
 
+import { attachmentStrip } from "./attachments_view.js";
 import { branchSwitch } from "./branch_switch.js";
 import { copyText, el, iconButton } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
@@ -18,7 +19,12 @@ export class QuestionView {
       ? markdownBubble(node.content)
       : el("div", { class: "bubble" }, node.content);
     this.tools = el("div", { class: "message-tools" });
-    this.root = el("article", { class: "message user", "aria-label": "Question" }, this.bubble, this.tools);
+    this.media = node.media?.length ? attachmentStrip(node.media) : null;
+    this.root = el("article", { class: "message user", "aria-label": "Question" }, ...this.#shown());
+  }
+
+  #shown() {
+    return [this.media, this.node.content ? this.bubble : null, this.tools].filter(Boolean);
   }
 
   update() {
@@ -43,13 +49,13 @@ export class QuestionView {
     const text = el("textarea", { rows: "2", "aria-label": "Edit the question", value: this.node.content });
     const leave = () => {
       this.editing = false;
-      this.root.replaceChildren(this.bubble, this.tools);
+      this.root.replaceChildren(...this.#shown());
       this.update();
     };
     const send = () => {
-      if (!text.value.trim() || this.chat.run) return;
+      if ((!text.value.trim() && !this.media) || this.chat.run) return;
       leave();
-      this.chat.ask(text.value, this.node);
+      this.chat.ask(text.value, this.node, this.node.media);
     };
     text.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -64,6 +70,7 @@ export class QuestionView {
       }
     });
     this.root.replaceChildren(
+      ...(this.media ? [this.media] : []),
       el(
         "div",
         { class: "editor" },

@@ -1,5 +1,7 @@
 /** A conversation and the settings as the body of a request. What is not set is not sent: the server knows better. */
 
+import { contentOf } from "./attachments.js";
+
 const FIELDS = {
   temperature: "temperature",
   topP: "top_p",
@@ -16,7 +18,7 @@ export function chatRequest(model, path, settings) {
   const said = path.filter((node, at) =>
     node.role === "user" ? at + 1 === path.length || path[at + 1].content : node.content,
   );
-  const messages = said.map(({ role, content }) => ({ role, content }));
+  const messages = said.map((node) => ({ role: node.role, content: contentOf(node) }));
   if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system.trim() });
   const body = {
     ...(model ? { model } : {}), // not known while the server loads it

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from forerun.serve.errors import bad_request
+from forerun.serve.routes.media_parts import AnyMediaPart, refuse_others
 from forerun.serve.routes.strict import Strict
+from forerun.serve.sent_media import SentMedia, place
 from forerun.serve.several import Several
 
 MAX_MESSAGES = 10_000
@@ -17,20 +19,6 @@ MAX_CALLS = 128
 
 CallId = Annotated[str, StringConstraints(max_length=200)]
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
-MEDIA = {
-    **dict.fromkeys(("image_url", "input_image", "image"), "images"),
-    **dict.fromkeys(("video_url", "input_video", "video"), "videos"),
-    **dict.fromkeys(("audio_url", "input_audio", "audio"), "sounds"),
-    **dict.fromkeys(("file", "input_file"), "files"),
-}
-
-
-def _no_media(part: Any) -> Any:
-    """Media get an error of their own: the model sees none."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in MEDIA:
-        raise bad_request(f"The model takes text only: {MEDIA[kind]} are not supported.", "messages")
-    return part
 
 
 class TextPart(Strict):
@@ -47,7 +35,7 @@ class RefusalPart(Strict):
     refusal: str
 
 
-Part = Annotated[TextPart | RefusalPart, BeforeValidator(_no_media)]
+Part = Annotated[TextPart | RefusalPart | AnyMediaPart, BeforeValidator(refuse_others)]
 Text = str | Annotated[Several[Part], Field(max_length=MAX_PARTS)]
 
 
@@ -79,8 +67,8 @@ class Message(Strict):
     reasoning: str | None = None
     refusal: str | None = None
 
-    def template_form(self, number: int) -> dict[str, Any]:
-        """As templates know it. `number` counts from 0, for errors."""
+    def template_form(self, number: int, media: list[SentMedia]) -> dict[str, Any]:
+        """As templates know it; what it shows is added to `media`. `number` counts from 0, for errors."""
         where = f"messages[{number}]"
         if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
             raise bad_request(f"A message of role '{self.role}' needs content.", f"{where}.content")
@@ -88,7 +76,7 @@ class Message(Strict):
             raise bad_request("Only the assistant calls tools, reasons and refuses.", where)
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise bad_request("Messages of role 'tool', and only they, need a 'tool_call_id'.", f"{where}.tool_call_id")
-        form: dict[str, Any] = {"role": self.role, "content": joined(self.content) or self.refusal or ""}
+        form: dict[str, Any] = {"role": self.role, "content": self._content(where, media) or self.refusal or ""}
         if self.name is not None:
             form["name"] = self.name
         if self.tool_call_id is not None:
@@ -99,12 +87,33 @@ class Message(Strict):
             form["tool_calls"] = [_call(call, where) for call in self.tool_calls]
         return form
 
+    def _content(self, where: str, media: list[SentMedia]) -> str | list[dict[str, str]]:
+        """Text, or where there are media texts and places."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        if all(isinstance(part, TextPart | RefusalPart) for part in self.content):
+            return joined(self.content)
+        if self.role != "user":
+            raise bad_request("Media belong into messages of role 'user'.", f"{where}.content")
+        parts = []
+        for index, part in enumerate(self.content):
+            if isinstance(part, TextPart | RefusalPart):
+                parts.append({"type": "text", "text": joined([part])})
+            else:
+                media.append(part.sent(f"{where}.content[{index}]"))
+                parts.append(place(media[-1]))
+        return parts
 
-def joined(content: str | list[TextPart | RefusalPart] | None) -> str:
-    """Parts are one text."""
+
+def joined(content: Text | None) -> str:
+    """The texts of all parts are one text."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+    return "".join(
+        part.text if isinstance(part, TextPart) else part.refusal
+        for part in content
+        if isinstance(part, TextPart | RefusalPart)
+    )
 
 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
@@ -10,8 +11,10 @@ from forerun.serve.chat_job import ChatJob, Thinking, Tool, ToolChoice
 from forerun.serve.effort import Effort, thinking_for
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.chat_messages import MAX_MESSAGES, FunctionName, Message
+from forerun.serve.routes.media_parts import ImagePart
 from forerun.serve.routes.openai_fields import LARGEST, MAX_TOP_LOGPROBS, GenerationFields
 from forerun.serve.routes.strict import Strict
+from forerun.serve.sent_media import SentMedia
 from forerun.serve.several import Several
 
 MAX_TOOLS = 512
@@ -74,8 +77,11 @@ class ChatRequest(GenerationFields):
         self.check()
         options = dict(self.chat_template_kwargs or {})
         thinking = self._thinking(options)
+        media: list[SentMedia] = []
+        messages = [message.template_form(number, media) for number, message in enumerate(self.messages)]
         return ChatJob(
-            messages=[message.template_form(number) for number, message in enumerate(self.messages)],
+            messages=messages,
+            media=tuple(media),
             wish=self.wish(
                 max_tokens=self.max_completion_tokens or self.max_tokens,
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
@@ -87,6 +93,13 @@ class ChatRequest(GenerationFields):
             continue_last=bool(self.continue_final_message),
             request_id=request_id,
         )
+
+    def warnings(self) -> Iterator[str]:
+        """What was sent and changes nothing: pictures are always read as their model reads them."""
+        yield from super().warnings()
+        parts = [part for message in self.messages for part in message.content or () if isinstance(part, ImagePart)]
+        if any(part.image_url.detail not in (None, "auto") for part in parts):
+            yield "without effect: image_url.detail"
 
     def check(self) -> None:
         super().check()

@@ -24,13 +24,14 @@ def router(models: ModelService) -> APIRouter:
             "created": created,
             "owned_by": "forerun",
             "max_model_len": loaded.context,
+            "input_modalities": loaded.modalities,
         }
 
     @routes.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         """All models: one."""
         found = entry()
-        return {"object": "list", "data": [found], "models": [codex_model(models.name, found["max_model_len"])]}
+        return {"object": "list", "data": [found], "models": [_for_codex(found)]}
 
     @routes.get("/v1/models/{model:path}")
     async def get_model(model: str) -> dict[str, Any]:
@@ -39,3 +40,9 @@ def router(models: ModelService) -> APIRouter:
         return entry()
 
     return routes
+
+
+def _for_codex(entry: dict[str, Any]) -> dict[str, Any]:
+    """It knows of text and images."""
+    known = [kind for kind in entry["input_modalities"] if kind in ("text", "image")]
+    return codex_model(entry["id"], entry["max_model_len"], known)

@@ -52,6 +52,11 @@ def router(models: ModelService, settings: ServeSettings, metrics: Callable[[], 
             "context": loaded.context,
             "vocabulary": loaded.vocab,
             "generation_defaults": dict(loaded.generation_defaults),
+            # llama.cpp's names, and video, which it does not know.
+            "modalities": {
+                name: kind in loaded.modalities
+                for name, kind in (("vision", "image"), ("video", "video"), ("audio", "audio"))
+            },
             "chat_template": str(loaded.tokenizer.chat_template or ""),
             "version": __version__,
             "settings": shown,

@@ -1,0 +1,54 @@
+"""Media of requests on their way into prompts: decoded and encoded beside the event loop, a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.errors import ForerunError
+from forerun.media.parts import MediaPrompt, MediaReader
+from forerun.media.reading import what_is_read
+from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.off_loop import OffLoop
+from forerun.serve.sent_media import SentMedia, param_of
+from forerun.serve.settings import ServeSettings
+from forerun.text.content import PLURALS
+
+MOST_CHARACTERS = 512 << 20  # of media that are read or wait for it: they are in memory all that time
+
+
+class MediaReading:
+    """On threads of its own: prompts without media do not wait for those that have some."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        # A picture waits for its turn like everything else, and may take as long as that.
+        self._off_loop = OffLoop(settings.queue_timeout)
+        self._held = 0  # characters
+
+    async def read(self, reader: MediaReader, ids: Sequence[int], media: tuple[SentMedia, ...]) -> MediaPrompt:
+        """The prompt with rows in place of its placeholders. What is wrong with a part is a 400 that names it."""
+
+        def work() -> MediaPrompt:
+            try:
+                return reader.read(ids, [one.part() for one in media])
+            except ForerunError as error:
+                raise bad_request(f"{str(error).rstrip('.')}.", param_of(error, media)) from error
+
+        size = sum(len(one.source) for one in media)
+        if self._held and self._held + size > MOST_CHARACTERS:
+            message = "Too many media of other requests are being read: try again later."
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
+        self._held += size
+        try:
+            return await self._off_loop.run(work, media[0].param)
+        finally:
+            self._held -= size
+
+
+def checked(reader: MediaReader | None, media: Sequence[SentMedia]) -> MediaReader:
+    """The reader, when it can read all of these."""
+    for one in media:
+        if reader is None or one.kind not in reader.kinds:
+            message = f"The model reads {what_is_read(reader)}: {PLURALS[one.kind]} are not supported."
+            raise bad_request(message, one.param, "unsupported_media")
+    assert reader is not None, "without media there is nothing to read"
+    return reader
