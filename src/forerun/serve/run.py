@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 
+from forerun.serve.connection import Connection
 from forerun.serve.settings import ServeSettings
 from forerun.serve.settings_check import check_settings
-from forerun.serve.slow_heads import TimedHeads
 
 if TYPE_CHECKING:
     from forerun.language_model import LanguageModel
@@ -62,7 +62,7 @@ async def serve(
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        http=TimedHeads,
+        http=Connection,
         h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_keep_alive=IDLE,
         timeout_graceful_shutdown=FLUSH,
