@@ -43,14 +43,16 @@ class ToolBox:
         """Functions, and functions in namespaces; the others are skipped."""
         for tool in tools:
             if isinstance(tool, items.FunctionTool):
-                self._add(tool, tool.name)
+                self._add(tool, tool.name, notes)
                 self.echoed.append(tool.model_dump(exclude_unset=True))
             elif isinstance(tool, items.Namespace):
                 inner = [one for one in tool.tools if isinstance(one, items.FunctionTool)]
                 for one in inner:
                     name = joined(tool.name, one.name)
                     self.places[name] = (tool.name, one.name)
-                    self._add(one, name)
+                    self._add(one, name, notes)
+                if tool.description:
+                    notes.unused(f"description of {tool.name}")
                 if inner:
                     self.echoed.append(tool.model_dump(exclude_unset=True))
                 for other in tool.tools:
@@ -59,7 +61,8 @@ class ToolBox:
             else:
                 notes.unused(f"tool {tool.type}" + (f" '{tool.name}'" if tool.name else ""))
 
-    def _add(self, tool: items.FunctionTool, name: str) -> None:
+    def _add(self, tool: items.FunctionTool, name: str, notes: Notes) -> None:
+        notes.fields(tool, "defer_loading", "output_schema", "allowed_callers", under="tools.")
         self.tools.append(Tool(name, tool.description or "", tool.parameters or {}, bool(tool.strict)))
 
 
@@ -83,7 +86,7 @@ def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tu
     if not any(message["role"] != "system" for message in conversation.messages):
         raise bad_request("'input' has nothing to answer.", "input")
     check_names(box.tools)
-    choice, tools = _choice(request, box.tools)
+    choice, tools = _choice(request, box.tools, notes)
     thinking, options = request.template(_thinking(request, notes))
     return ChatJob(
         messages=conversation.messages,
@@ -133,33 +136,39 @@ def _thinking(request: Prompt, notes: Notes) -> Thinking:
     return thinking if budget is None else Thinking(thinking.enabled, budget)
 
 
-def _choice(request: Prompt, tools: Sequence[Tool]) -> tuple[ToolChoice, Sequence[Tool]]:
+def _choice(request: Prompt, tools: Sequence[Tool], notes: Notes) -> tuple[ToolChoice, Sequence[Tool]]:
     wanted, parallel = request.tool_choice, request.parallel_tool_calls is not False
     if isinstance(wanted, NamedTool):
         return ToolChoice("named", wanted.name, parallel), tools
     if isinstance(wanted, AllowedTools):
         names = {tool.get("name") for tool in wanted.tools}
+        for tool in wanted.tools:
+            if tool.get("name") not in {known.name for known in tools}:
+                notes.unused(f"tool_choice {tool.get('name') or tool.get('type')}")
         return ToolChoice(wanted.mode, parallel=parallel), [tool for tool in tools if tool.name in names]
     return ToolChoice(wanted or "auto", parallel=parallel), tools
 
 
 def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, notes: Notes) -> None:
+    if isinstance(item, items.Item):
+        notes.fields(item, "phase", "caller", "encrypted_content")
     match item:
         case items.Message(role="assistant"):
-            conversation.says(_text(item.content, "", f"{param}.content"))
+            conversation.says(_text(item.content, "", f"{param}.content", notes))
         case items.Message(role="user"):
-            conversation.user(_text(item.content, BETWEEN, f"{param}.content"))
+            conversation.user(_text(item.content, BETWEEN, f"{param}.content", notes))
         case items.Message():
-            conversation.system(_text(item.content, BETWEEN, f"{param}.content"))
+            conversation.system(_text(item.content, BETWEEN, f"{param}.content", notes))
         case items.Reasoning():
-            conversation.thinks(BETWEEN.join(part.text for part in item.content or item.summary))
+            conversation.thinks(_text(item.content or item.summary, BETWEEN, param, notes))
         case items.FunctionCall():
             name = joined(item.namespace, item.name)
             conversation.calls(item.call_id, name, arguments_object(item.arguments))
         case items.CustomToolCall():
             conversation.calls(item.call_id, joined(item.namespace, item.name), {"input": item.input})
         case items.CallOutput():
-            conversation.result(item.call_id, _text(item.output, BETWEEN, f"{param}.output"))
+            name = joined(item.namespace, item.name) if item.name else ""
+            conversation.result(item.call_id, _text(item.output, BETWEEN, f"{param}.output", notes), name)
         case items.AdditionalTools():
             box.add(item.tools, notes)
         case items.ItemReference():
@@ -169,13 +178,14 @@ def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, n
             notes.unused(f"input item {item.type}")
 
 
-def _text(content: str | Sequence[Any], between: str, param: str) -> str:
+def _text(content: str | Sequence[Any], between: str, param: str, notes: Notes) -> str:
     if isinstance(content, str):
         return content
     texts = []
     for index, part in enumerate(content):
         if isinstance(part, items.Media):
             raise no_media(part.type, f"{param}[{index}]")
+        notes.fields(part, "annotations", "logprobs")
         texts.append(part.refusal if isinstance(part, items.Refusal) else part.text)
     return between.join(texts)
 
@@ -193,6 +203,8 @@ def _check(request: Prompt, notes: Notes) -> None:
         notes.unused("truncation")
     if request.text and request.text.verbosity not in (None, "medium"):
         notes.unused("text.verbosity")
+    if request.text and isinstance(request.text.format, SchemaFormat):
+        notes.fields(request.text.format, "description", under="text.format.")
     if isinstance(request, ResponsesRequest):
         _check_rest(request, notes)
 
