@@ -72,12 +72,17 @@ class ChatLoop:
                 if said:
                     self._notes.print(said, markup=False, highlight=False, soft_wrap=True)
         elif message:
-            self._session.turns.append({"role": "user", "content": message})
+            turns, turn = self._session.turns, {"role": "user", "content": message}
+            turns.append(turn)
             try:
                 self._answer()
-            except ForerunError:
-                self._session.turns.pop()  # as if it had not been said: the next one may fit
-                raise
+            except (ForerunError, KeyboardInterrupt) as error:
+                if turns[-1] is turn:
+                    turns.pop()  # as if it had not been said: the next one may fit
+                if self._pressed or isinstance(error, ForerunError):
+                    raise
+                self._pressed = True
+                self._note("stopped · Ctrl-C again leaves")
 
     def _regenerate(self) -> None:
         options = self._session.options
@@ -104,8 +109,8 @@ class ChatLoop:
                 follow(reply.rest())
             finally:
                 screen.end()
+            session.turns.append({"role": "assistant", "content": "".join(text)})
             outcome = reply.outcome()
-        session.turns.append({"role": "assistant", "content": "".join(text)})
         session.totals.add(outcome)
         self._note(("stopped · " if self._pressed else "") + outcome_line(outcome))
         if session.colour:
