@@ -20,6 +20,7 @@ from tiny_qwen import tiny_of
 
 from forerun.engine.sequence import Sequence, Status
 from forerun.models.layers.decoder import Decoder
+from forerun.serve import sse
 from forerun.serve.app import create_app
 from forerun.serve.local_engine import LocalEngine
 from forerun.serve.local_model import loaded_model
@@ -99,7 +100,7 @@ def test_eighty_answers_that_nobody_reads(target: Decoder) -> None:
             answers = [answer for n in range(20) for answer in await local.start([*map(work, wishes[4 * n :][:4])])]
             assert tokens(await ask(local, one)) == expected.answer
             active = model.engine.scheduler.active
-            await until(lambda: len(active) == 80 and all(s.status is Status.PAUSED for s in list(active)))
+            await until(lambda: len(active) == 80 and all(s.status is Status.PAUSED for s in list(active)), 20_000)
             assert max(len(sequence.answer) for sequence in active) < 120
             assert [tokens(await read(answer)) for answer in answers[::10]] == alone
             for answer in answers:
@@ -128,14 +129,15 @@ def read_all(reader: socket.socket) -> str:
     return b"".join(parts).partition(b"\r\n\r\n")[2].decode()
 
 
-def test_sockets_that_nobody_reads(target: Decoder) -> None:
+def test_sockets_that_nobody_reads(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's buffers took answers of thousands of tokens: they ran to their end, and everybody else waited."""
-    model = language_model(target, context=2000, pages=520)  # room for four
+    monkeypatch.setattr(sse, "STALLED", 300.0)  # on a busy machine nobody is hung up on
+    model = language_model(target, context=1000, pages=280)  # room for four
     local, settings = LocalEngine(ServeSettings()), ServeSettings()
     local.open(model)
     service = ModelService("tiny", local, loaded=loaded_model(model, settings))
     bodies = [
-        {"messages": [{"role": "user", "content": f"Hi {n}"}], "n": 4, "seed": n, "max_tokens": 1000} for n in range(4)
+        {"messages": [{"role": "user", "content": f"Hi {n}"}], "n": 4, "seed": n, "max_tokens": 500} for n in range(4)
     ]
     with live(create_app(service, settings)) as address:
         readers = [ask_and_do_not_read(address, {**body, "ignore_eos": True, "stream": True}) for body in bodies]
@@ -143,8 +145,8 @@ def test_sockets_that_nobody_reads(target: Decoder) -> None:
         reply = call(address, "/v1/chat/completions", {**bodies[0], "n": 1, "max_tokens": 5})
         assert reply.status == 200
         active = model.engine.scheduler.active
-        wait_until(lambda: len(active) == 16 and all(s.status is Status.PAUSED for s in list(active)))
-        assert max(len(sequence.answer) for sequence in active) < 400
+        wait_until(lambda: len(active) == 16 and all(s.status is Status.PAUSED for s in list(active)), 60)
+        assert max(len(sequence.answer) for sequence in active) < 350
         for reader in readers[1:]:
             reader.close()
         chunks = [json.loads(chunk) for chunk in events_of(read_all(readers[0])) if chunk != "[DONE]"]
