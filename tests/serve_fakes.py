@@ -18,6 +18,7 @@ from tiny import tiny_tokenizer
 from forerun.engine.sequence import ArmUse, Emission, Logprob
 from forerun.response import Response
 from forerun.serve.app import create_app
+from forerun.serve.connection import Connection
 from forerun.serve.engine_client import Ended, EngineState, Work
 from forerun.serve.errors import ApiError
 from forerun.serve.model_service import LoadedModel, ModelService
@@ -128,7 +129,9 @@ def app_for(engine: FakeEngine, settings: ServeSettings | None = None, **more: A
 def live(app: Any) -> Iterator[str]:
     """Serves on a free port; gives the address without a path."""
     server = uvicorn.Server(
-        uvicorn.Config(app, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
+        uvicorn.Config(
+            app, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=2, http=Connection, ws="none"
+        )
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

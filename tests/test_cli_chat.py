@@ -22,6 +22,10 @@ OUTCOME = Outcome(tokens=4, tokens_per_second=20.0, tokens_per_round=2.0, second
 Script = list[Piece | BaseException]
 
 
+class EarlyPress(KeyboardInterrupt):
+    """Ctrl-C before the answer has begun."""
+
+
 class FakeTalker:
     """Says what the next script says; an exception in it is raised there."""
 
@@ -42,7 +46,7 @@ class FakeTalker:
         self.asked.append([*messages])
         self.options.append(options)
         self.script = self.scripts.pop(0) if self.scripts else [Piece("yes")]
-        if isinstance(self.script[0], ForerunError):
+        if isinstance(self.script[0], ForerunError | EarlyPress):
             raise self.script[0]
         return self
 
@@ -187,13 +191,23 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_came() -> None:
 
 
 def test_twice_leaves() -> None:
-    talker = FakeTalker([KeyboardInterrupt()])
-    talk(talker, "hi", KeyboardInterrupt(), "never")
+    for pressed in (KeyboardInterrupt(), EarlyPress()):
+        talker = FakeTalker([pressed])
+        talk(talker, "hi", KeyboardInterrupt(), "never")
     assert len(talker.asked) == 1
     _, notes, _ = talk(talker, KeyboardInterrupt(), KeyboardInterrupt(), "never")
     assert notes.count("Ctrl-C again leaves") == 1 and len(talker.asked) == 1
     talk(talker, KeyboardInterrupt(), "still here", KeyboardInterrupt(), "and here")
     assert len(talker.asked) == 3, "a line in between takes the first one back"
+
+
+def test_an_answer_can_be_stopped_before_it_begins() -> None:
+    """Its question stayed in the conversation without an answer: some templates refuse two in a row."""
+    talker = FakeTalker([EarlyPress()], [Piece("next")])
+    _, notes, session = talk(talker, "hi", "again")
+    assert "stopped · Ctrl-C again leaves" in notes
+    assert [[message["content"] for message in asked] for asked in talker.asked] == [["hi"], ["again"]]
+    assert [turn["content"] for turn in session.turns] == ["again", "next"]
 
 
 def test_a_refused_message_is_forgotten() -> None:

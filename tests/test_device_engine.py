@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu import filtering
 from forerun.loading import graphed
 from forerun.models.families import build
+from forerun.models.layers.rows import Output, Pass
 from forerun.policy.controller import Controller
 from forerun.policy.decision import PLAIN, Decision
 from forerun.progress import NullProgress
@@ -191,6 +194,33 @@ def test_a_controller_is_asked_again(folder: Path, head: Path, monkeypatch: pyte
     assert sequence.answer == plain
     assert asked[:4] == [False, True, True, True]
     assert widths[:4] == [1, 2, 2, 3]
+
+
+def spoiled(usual: Callable[[Pass], Output], poison: int, batch: Pass) -> Output:
+    """No numbers come out of the rows of one token."""
+    output = usual(batch)
+    if batch.prefill:
+        return output
+    return Output(output.logits.masked_fill((batch.tokens == poison)[:, None], float("nan")), output.features)
+
+
+def test_a_bad_row_ends_an_answer_where_the_host_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens before it that were drafted and accepted are emitted; the error comes after them."""
+    wish = {"max_tokens": 6, "draft": "lookup", "draft_tokens": 3}
+    (plain,) = answers(device_engine(folder, None, rounds=False), request(PROMPTS[0], max_tokens=6))
+    poison = plain[2]
+    assert poison not in (*PROMPTS[0], *plain[:2])
+    text = [*PROMPTS[0], *plain]
+    monkeypatch.setattr("device_engines.Lookup", lambda: Scripted(lambda said, depth: text[len(said) :][:depth]))
+    for rounds in (False, True):
+        engine = device_engine(folder, None, rounds=rounds)
+        monkeypatch.setattr(engine.model, "forward", partial(spoiled, engine.model.forward, poison))
+        sequence = engine.submit(request(PROMPTS[0], **wish), NoText())
+        finish(engine, [sequence])
+        assert "infinite or not a number" in str(sequence.error) and sequence.counters.accepted
+        assert sequence.answer == plain[:3], "all that came before"
+        engine.release(sequence)
+        engine.pool.check([])
 
 
 @SLOW

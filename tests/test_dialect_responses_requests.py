@@ -162,7 +162,7 @@ def test_functions_in_namespaces_are_called_by_joined_names(service: FakeChatSer
     assert service.job.messages[1]["tool_calls"][0]["function"]["name"] == "mcp__files__read"
     call = reply.parse().output[0]
     assert (call.name, call.namespace) == ("read", "mcp__files")
-    assert reply.headers["x-forerun-warning"] == "not used: tool mcp__files.patch"
+    assert reply.headers["x-forerun-warning"] == "not used: description of mcp__files, tool mcp__files.patch"
 
 
 def test_what_has_no_effect_is_named(service: FakeChatService, client: openai.OpenAI) -> None:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from forerun.kernels import portable
 from forerun.kernels.gpu import choosing
-from forerun.kernels.gpu.choosing import UNDECIDED, _gumbel, _gumbel_bound, choose_tokens, scratch_for
+from forerun.kernels.gpu.choosing import BROKEN, UNDECIDED, _gumbel, _gumbel_bound, choose_tokens, scratch_for
 from forerun.kernels.gpu.committing import accept
 from forerun.kernels.gpu.feature_ring import keep
 from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, reference
@@ -278,15 +278,15 @@ def commit_twin(tokens, chosen, bad, drafted, live, position, slot, kept, parity
         if live[lane]:
             drafts = line[1 : 1 + drafted[lane]]
             count, last = accept_coupled(chosen[lane][: len(drafts) + 1], drafts)
-            if UNDECIDED in bad[lane][: count + 1]:
-                count = bad[lane].index(UNDECIDED) - 1
+            if any(bad[lane][: count + 1]):
+                count = next(row for row, flag in enumerate(bad[lane]) if flag) - 1
                 last = chosen[lane][count] if count >= 0 else line[0]
             position[lane] += count + 1
             kept[slot[lane]] = count + 1
             parity[slot[lane]] ^= 1
         accepted.append(count)
         final.append(last)
-        result.append([*chosen[lane], count, max(bad[lane][: count + 1], default=0) if live[lane] else 0])
+        result.append([*chosen[lane], count, int(live[lane] and bad[lane][0] == BROKEN)])
     return accepted, final, result
 
 
@@ -303,15 +303,15 @@ def test_accept_walks_as_the_host_does(width, recurrent):
     drafted = rng.integers(0, width, lanes)
     drafted[:2] = width - 1
     live = (rng.random(lanes) < 0.8).astype(int)
-    live[:3] = [1, 0, 1]
+    live[:4] = [1, 0, 1, 1]
     states = {
         "position": rng.integers(0, 1000, lanes),
         "slot": np.where(live, rng.permutation(lanes), lanes),  # idle lanes share the spare one
         "kept": np.full(lanes + 1, 7),
         "parity": rng.integers(0, 2, lanes + 1),
     }
-    bad = rng.choice([0, 1, UNDECIDED], (lanes, width), p=[0.8, 0.1, 0.1])
-    bad[0], bad[2, 0] = 0, UNDECIDED
+    bad = rng.choice([0, BROKEN, UNDECIDED], (lanes, width), p=[0.8, 0.1, 0.1])
+    bad[0], bad[2, 0], bad[3, 0] = 0, UNDECIDED, BROKEN
 
     def here(values, dtype=torch.int32):
         return torch.tensor(values, dtype=dtype, device=DEVICE)

@@ -6,13 +6,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engines import Impatient, NoText, decoder, engine, finish, request, run
 from tiny import tiny_model
 
 import forerun
-from forerun.engine.interrupts import interrupts_held
+from forerun.engine.interrupts import interrupts_held, interrupts_let_through
 from forerun.engine.plan import Plan
 from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up
@@ -60,6 +61,32 @@ def test_errors_do_not_hide_an_interrupt() -> None:
     assert isinstance(found.value.__cause__, ValueError)
     with pytest.raises(ValueError, match="mine"), interrupts_held():
         raise ValueError("mine")
+
+
+def test_an_interrupt_while_a_block_is_left_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when the block has failed already, just before the usual handler is back."""
+    usual, pressed = signal.signal, []
+
+    def press(number: int, handler: Any) -> Any:
+        if handler is signal.default_int_handler and not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+        return usual(number, handler)
+
+    with pytest.raises(KeyboardInterrupt), interrupts_held():
+        monkeypatch.setattr(signal, "signal", press)
+        raise ValueError
+    assert pressed
+
+
+def test_a_block_that_an_interrupt_keeps_from_being_left_changes_nothing_later() -> None:
+    """Its handler came back when the block was collected, and took the next Ctrl-C for itself."""
+    with pytest.raises(KeyboardInterrupt), interrupts_held():
+        block = interrupts_let_through()
+        block.__enter__()
+        signal.raise_signal(signal.SIGINT)  # before the first line inside
+    del block
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_usual_handler_is_back_when_the_second_one_comes() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +54,35 @@ OLD = {"proc/self/cgroup": "4:cpu,cpuacct:/x\n3:memory:/docker/1\n0::/\n"}
 )
 def test_what_is_left(tmp_path: Path, files: dict[str, str], expected: int) -> None:
     assert available_memory(machine(tmp_path, files)) == expected
+
+
+HELD = """
+import ctypes
+from forerun.memory import LARGE, return_large_blocks
+
+class Numbers(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena parts small mapped rest1 rest2 rest3 used free top".split()]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype, libc.malloc.restype, libc.free.argtypes = Numbers, ctypes.c_void_p, [ctypes.c_void_p]
+told = {told} and return_large_blocks()
+libc.free(libc.malloc(3 * LARGE))  # from now on it would keep blocks of that size
+before = libc.mallinfo2().mapped
+block = libc.malloc(2 * LARGE)
+print(told, libc.mallinfo2().mapped - before)
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the GNU C library's own numbers"
+)
+@pytest.mark.parametrize("told", [False, True])
+def test_large_blocks_go_back_at_once(told: bool) -> None:
+    """Mapped one by one, not cut out of what the process keeps. It is a setting of the whole process."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", HELD.replace("{told}", str(told))]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.split() == [str(told), str(int(told))]
 
 
 def test_machines_that_do_not_say(tmp_path: Path) -> None:

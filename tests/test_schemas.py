@@ -23,6 +23,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.sample.grammar import GrammarVocabulary, compile_grammar
 from forerun.sample.parameters import SamplingParams
+from forerun.sample.schema_formats import with_lengths
 
 pytest.importorskip("llguidance")
 
@@ -64,6 +65,44 @@ def test_there_are_three_hundred_different_ones() -> None:
     assert len(SCHEMAS) == 300
     assert len({json.dumps(entry["schema"], sort_keys=True) for entry in SCHEMAS}) == 300
     assert len({entry["name"] for entry in SCHEMAS}) == 300
+
+
+def test_formats_have_the_length_that_they_have() -> None:
+    """Values, names and shorter bounds of the user's are left alone."""
+    email = {"type": "string", "format": "email"}
+    whole = {
+        "properties": {"format": email, "when": {"format": "time", "maxLength": 9}, "far": {**email, "minLength": 300}},
+        "$defs": {"email": {"anyOf": [email, {"type": "null"}]}},
+        "default": {"format": "email"},
+        "enum": [{"format": "email"}],
+        "items": [{**email, "maxLength": 9000}],
+    }
+    bounded = {**email, "maxLength": 254}
+    assert with_lengths(whole) == {
+        **whole,
+        "properties": {**whole["properties"], "format": bounded},  # type: ignore[dict-item]
+        "$defs": {"email": {"anyOf": [bounded, {"type": "null"}]}},
+        "items": [bounded],
+    }
+    assert with_lengths(True) is True and with_lengths({"format": {"type": "string"}}) == {"format": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "fits", "longer"),
+    [
+        ("time", "12:34:56.123456789+00:00", "12:34:56.1234567890+00:00"),
+        ("date-time", "2026-01-02T12:34:56.123456789+00:00", "2026-01-02T12:34:56.1234567890+00:00"),
+        ("email", "a" * 50 + "@b.example", "a@" + "b." * 130 + "example"),
+        ("hostname", "a.example", "b." * 130 + "example"),
+    ],
+)
+def test_texts_of_a_format_come_to_an_end(name: str, fits: str, longer: str) -> None:
+    """A small model that has begun to repeat itself wrote on until it was cut off."""
+    tokenizer = tiny_tokenizer()
+    grammar = compile_grammar(GrammarVocabulary(tokenizer, 290, {2}), "json_schema", {"type": "string", "format": name})
+    for text, whole in ((fits, True), (longer, False)):
+        tokens = tokenizer(json.dumps(text), add_special_tokens=False)["input_ids"]
+        assert (grammar.start(frozenset({2})).legal(tokens) == len(tokens)) == whole
 
 
 @pytest.fixture(scope="module")

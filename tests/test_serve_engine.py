@@ -213,6 +213,21 @@ def test_a_least_number_of_tokens(address: str) -> None:
     assert call(address, "/v1/completions", body).json["usage"]["completion_tokens"] == 7
 
 
+def test_a_form_that_is_complete_ends_before_the_least_number_of_tokens(address: str) -> None:
+    """Nothing else may come. Where the form lets it go on, it goes on; a stop string ends it in any case."""
+    for drafts in ("off", {"draft": "lookup", "depth": 4}):
+        fields = {"min_tokens": 9, "max_tokens": 40, "temperature": 0, "speculative": drafts}
+        whole = chat(address, guided_choice=["cat", "dog"], **fields)
+        assert whole["choices"][0]["message"]["content"] in ("cat", "dog")
+        assert whole["choices"][0]["finish_reason"] == "stop" and whole["usage"]["completion_tokens"] < 9
+        ends = {"logit_bias": {"2": 100}, **fields}  # as soon as it may
+        longer = chat(address, guided_regex="[a-z ]+", **ends)
+        assert longer["choices"][0]["finish_reason"] == "stop" and longer["usage"]["completion_tokens"] == 9
+        first = longer["choices"][0]["message"]["content"][0]
+        stopped = chat(address, guided_regex="[a-z ]+", stop=[first], **ends)
+        assert stopped["choices"][0]["message"]["content"] == "" and stopped["usage"]["completion_tokens"] < 9
+
+
 def test_a_text_is_rated_as_it_would_be_generated(address: str) -> None:
     """lm-eval's way. Log probabilities are the raw model's: a bias that forces a token does not change them."""
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)

@@ -15,7 +15,6 @@ import pytest
 from serve_fakes import FakeEngine, call, loaded
 
 from forerun.errors import ForerunError
-from forerun.serve import slow_heads
 from forerun.serve.app import create_app
 from forerun.serve.model_service import ModelService
 from forerun.serve.run import model_names, run_server, serve
@@ -128,7 +127,7 @@ def test_answers_that_take_too_long_are_cut_off(signals: int) -> None:
 
 
 def test_connections_that_dribble_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_heads, "SECONDS", 0.3)
+    monkeypatch.setattr("forerun.serve.connection.SECONDS", 0.3)
     whole = b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
     def script(address: str) -> None:
@@ -138,7 +137,7 @@ def test_connections_that_dribble_are_closed(monkeypatch: pytest.MonkeyPatch) ->
                 connection.sendall(head)
                 while connection.recv(1000):
                     pass  # the answer to what was whole; then the server closes
-        monkeypatch.setattr(slow_heads, "SECONDS", 60.0)
+        monkeypatch.setattr("forerun.serve.connection.SECONDS", 60.0)
         with socket.create_connection((host, int(port)), timeout=5) as connection:
             for _ in range(2):  # a connection in use is kept
                 connection.sendall(whole)

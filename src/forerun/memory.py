@@ -1,14 +1,29 @@
-"""How much memory of this machine is there to take, as Linux tells it: the whole machine's, and that of a container."""
+"""Memory of this machine: how much there is to take, as Linux tells it, a container's too; and giving it back."""
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 # Names of the files with a group's limit and usage, and the line of memory.stat that counts what is given up at once.
 VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+M_MMAP_THRESHOLD = -3  # as malloc.h of the GNU C library numbers it
+LARGE = 8 << 20  # bytes: logits of batches are larger, what one sequence needs from layer to layer is smaller
+
+
+def return_large_blocks() -> bool:
+    """Let freed blocks of `LARGE` bytes and more go back to the system at once; False where nobody can be told.
+
+    The GNU C library learns to keep blocks of up to 32 MiB for the next request. Logits of batches have another size
+    in every round: among blocks that are in use they leave holes, and a server that runs for hours grows by these.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    return mallopt is not None and mallopt(M_MMAP_THRESHOLD, LARGE) == 1
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

@@ -46,6 +46,11 @@ class SoakRequest:
     kind: str
     body: Mapping[str, Any]
 
+    @property
+    def room(self) -> int:
+        """How much of a cache it takes, about: characters of its prompt, and four for every token of its answer."""
+        return len(json.dumps(self.body["messages"])) + 4 * int(self.body["max_completion_tokens"])
+
     def full_body(self, arm: str, stream: bool) -> dict[str, Any]:
         """As it is sent."""
         more: dict[str, Any] = {"speculative": arm}

@@ -139,10 +139,10 @@ class PagePool:
 
 @dataclass(slots=True)
 class Parked:
-    """Copies of a sequence's pages in host memory, bits unchanged."""
+    """Copies of a sequence's pages in host memory, bits unchanged. Pages that were only reserved are not copied."""
 
     blocks: list[list[int]]  # by group, as they were: what counts is where holes are
-    contents: list[tuple[Tensor, Tensor]]  # by group keys and values of the pages that were held
+    contents: list[tuple[Tensor, Tensor]]  # by group keys and values of the pages that were written
     state: SlotContents | None
 
     @property
@@ -292,7 +292,8 @@ class SequenceCache:
     def park(self) -> None:
         """Move the contents to host memory and give pages and slot back."""
         states, slot, pairs = self.pool.states, self.slot, zip(self.blocks, self.pool.groups, strict=True)
-        contents = [group.copy([page for page in held if page != HOLE]) for held, group in pairs]
+        written = self.pool.pages_for(self.length)
+        contents = [group.copy([page for page in held[:written] if page != HOLE]) for held, group in pairs]
         state = None if states is None or slot is None else states.copy(slot, torch.device("cpu"))
         self.parked = Parked(self.blocks, contents, state)
         self.pool.parked_bytes += self.parked.bytes
@@ -302,7 +303,7 @@ class SequenceCache:
     @property
     def parked_pages(self) -> int:
         """Pages that `unpark` will need."""
-        return 0 if self.parked is None else max(keys.shape[1] for keys, _ in self.parked.contents)
+        return 0 if self.parked is None else max(len(held) - held.count(HOLE) for held in self.parked.blocks)
 
     def unpark(self) -> None:
         """Bring the contents back into pages of the pool."""
@@ -310,8 +311,8 @@ class SequenceCache:
         assert parked is not None and not self.pages
         blocks = []
         for held, (keys, values), group in zip(parked.blocks, parked.contents, self.pool.groups, strict=True):
-            pages = group.take(keys.shape[1])
-            group.put(pages, keys, values)
+            pages = group.take(len(held) - held.count(HOLE))
+            group.put(pages[: keys.shape[1]], keys, values)
             fresh = iter(pages)
             blocks.append([HOLE if page == HOLE else next(fresh) for page in held])
         self._own(blocks)

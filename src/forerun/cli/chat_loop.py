@@ -72,12 +72,18 @@ class ChatLoop:
                 if said:
                     self._notes.print(said, markup=False, highlight=False, soft_wrap=True)
         elif message:
+            turns = self._session.turns
             self._session.say(message)
+            turn = turns[-1]
             try:
                 self._answer()
-            except ForerunError:
-                self._session.turns.pop()  # as if it had not been said: the next one may fit
-                raise
+            except (ForerunError, KeyboardInterrupt) as error:
+                if turns[-1] is turn:
+                    turns.pop()  # as if it had not been said: the next one may fit
+                if self._pressed or isinstance(error, ForerunError):
+                    raise
+                self._pressed = True
+                self._note("stopped · Ctrl-C again leaves")
             finally:
                 self._session.attached.clear()
 
@@ -106,8 +112,8 @@ class ChatLoop:
                 follow(reply.rest())
             finally:
                 screen.end()
+            session.turns.append({"role": "assistant", "content": "".join(text)})
             outcome = reply.outcome()
-        session.turns.append({"role": "assistant", "content": "".join(text)})
         session.totals.add(outcome)
         self._note(("stopped · " if self._pressed else "") + outcome_line(outcome))
         if session.colour:

@@ -47,7 +47,7 @@ class RoundUnderWay:
     launched_at: float
     waiting: float  # seconds that the device had nothing to do for want of the host's drafts
     drafting: float  # seconds the host spent on drafts
-    result: Tensor  # [slots, width + 2] in host memory: chosen tokens, accepted drafts, whether a row was bad
+    result: Tensor  # [slots, width + 2] in host memory: chosen tokens, accepted drafts, whether the first row was bad
     events: list[torch.cuda.Event]  # its beginning and its end, on a GPU
     typical: bool  # its time tells what such rounds cost: nothing was compiled or captured for it
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 
 
 class Hold:
@@ -21,38 +19,47 @@ class Hold:
         self.pressed = True
 
 
-@contextmanager
-def interrupts_held() -> Iterator[None]:
+# Both are classes and not generators: a generator that an interrupt keeps from being left is closed when it is
+# collected, and would put its handler back long after the block.
+
+
+class interrupts_held:
     """A KeyboardInterrupt comes after the block. Where somebody else handles the signal, nothing is done here."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    hold = Hold()
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    except Exception as error:
-        if hold.pressed:
-            raise KeyboardInterrupt from error
-        raise
-    finally:
+
+    _hold: Hold | None = None
+
+    def __enter__(self) -> None:
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._hold = Hold()
+            signal.signal(signal.SIGINT, self._hold)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._hold is None:
+            return
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if hold.pressed:
-        raise KeyboardInterrupt
+        if self._hold.pressed and (error is None or isinstance(error, Exception)):
+            raise KeyboardInterrupt from error
 
 
-@contextmanager
-def interrupts_let_through() -> Iterator[None]:
+class interrupts_let_through:
     """Within a held block: work that takes long and has no consequence if it is given up."""
-    hold = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if not isinstance(hold, Hold):
-        yield
-        return
-    if hold.pressed:
-        raise KeyboardInterrupt
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, hold)
+
+    _hold: Hold | None = None
+
+    def __enter__(self) -> None:
+        hold = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+        if not isinstance(hold, Hold):
+            return
+        if hold.pressed:
+            raise KeyboardInterrupt
+        self._hold = hold
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._hold is not None:
+            signal.signal(signal.SIGINT, self._hold)

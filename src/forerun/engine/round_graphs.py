@@ -75,7 +75,7 @@ class RoundGraphs:
         return iter(self._rounds)
 
     def launch(self, shape: Shape) -> Tensor:
-        """[slots, width + 2]: chosen tokens, accepted drafts, whether a row was bad."""
+        """[slots, width + 2]: chosen tokens, accepted drafts, whether the first row was bad."""
         self._rounds.move_to_end(shape)
         parts = self._rounds[shape]
         parts[0]()

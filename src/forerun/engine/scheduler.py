@@ -18,7 +18,7 @@ class Scheduler:
     """First come, first served. Whoever was admitted keeps its pages; the youngest gives way when growth needs them."""
 
     def __init__(self, pool: PagePool, context: int, max_sequences: int, parked_limit: int) -> None:
-        """`parked_limit`: bytes of host memory beyond which ended sequences are given up rather than parked."""
+        """`parked_limit`: bytes of copies in host memory beyond which nobody is parked to let another begin."""
         self.pool, self.context, self.max_sequences, self.parked_limit = pool, context, max_sequences, parked_limit
         self.preemptions = 0  # times that somebody had to give way
         self.waiting: deque[Sequence] = deque()
@@ -65,7 +65,7 @@ class Scheduler:
         while self.waiting and self._busy() < self.max_sequences:
             sequence = self.waiting[0]
             tokens = self.reservation(len(sequence.request.prompt), sequence.request.max_tokens)
-            if not self._reclaim(self.pool.pages_for(tokens), slots=1):
+            if not self._reclaim(self.pool.pages_for(tokens), slots=1, begins=True):
                 return
             sequence.cache.grow(tokens)
             sequence.status, sequence.admitted = Status.PREFILL, time.perf_counter()
@@ -84,17 +84,21 @@ class Scheduler:
     def _busy(self) -> int:
         return sum(s.status in (Status.PREFILL, Status.RUNNING) for s in self.active)
 
-    def _reclaim(self, pages: int, slots: int = 0) -> bool:
-        """See that `pages` and `slots` are free; whoever sits idle on some is moved to host memory."""
+    def _reclaim(self, pages: int, slots: int = 0, begins: bool = False) -> bool:
+        """See that `pages` and `slots` are free; whoever sits idle on some is moved to host memory.
+
+        Where copies have reached their limit, those that have ended are given up, and one that only `begins` waits.
+        """
         for sequence in self.active:
             if self.pool.free >= pages and self.pool.free_slots >= slots:
                 break
             waits = sequence.status in (Status.FINISHED, Status.PAUSED, Status.PARKED)
             if waits and sequence.cache.pages:
-                if sequence.status is Status.FINISHED and self.pool.parked_bytes >= self.parked_limit:
+                full = self.pool.parked_bytes >= self.parked_limit
+                if full and sequence.status is Status.FINISHED:
                     sequence.given_up = True
                     sequence.cache.release()
-                else:
+                elif not (full and begins):
                     sequence.cache.park()
         return self.pool.free >= pages and self.pool.free_slots >= slots
 

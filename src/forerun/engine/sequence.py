@@ -21,7 +21,7 @@ class Status(Enum):
     PREFILL = "prefill"
     RUNNING = "running"
     PARKED = "parked"  # waits for a place in the rounds; its pages are in host memory, or still its own
-    PAUSED = "paused"  # by its owner; keeps its pages
+    PAUSED = "paused"  # by its owner; its pages are its own until somebody else needs them
     FINISHED = "finished"
 
 

@@ -17,6 +17,7 @@ from forerun.errors import ForerunError
 from forerun.sample.constraint import ConstraintStuck
 from forerun.sample.grammar_text import DEFAULT_LIMITS, GrammarLimits, OutputKind, check_output
 from forerun.sample.masks import Masks, packed, words_of
+from forerun.sample.schema_formats import with_lengths
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -91,7 +92,8 @@ def _source(kind: OutputKind, value: Any) -> str:
 
     if kind in ("json_object", "json_schema"):
         schema = {"type": "object"} if kind == "json_object" else value
-        text = schema if isinstance(schema, str) else json.dumps({} if schema is True else schema)
+        read = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps({} if read is True else with_lengths(read))
         return str(LLMatcher.grammar_from_json_schema(text, overrides=JSON_STYLE))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(value))

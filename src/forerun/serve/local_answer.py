@@ -10,7 +10,7 @@ from typing import Protocol
 from forerun.engine.sequence import Emission, Logprob
 from forerun.serve.engine_client import Ended
 
-MANY, FEW = 256, 64  # tokens that wait for a slow reader: its sequence pauses at many, and goes on at few
+MANY, FEW = 64, 16  # tokens that wait for a slow reader: its sequence pauses at many, and goes on at few
 
 
 class Keeper(Protocol):

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 
+from forerun.memory import return_large_blocks
+from forerun.serve.connection import Connection
 from forerun.serve.settings import ServeSettings
 from forerun.serve.settings_check import check_settings
-from forerun.serve.slow_heads import TimedHeads
 
 if TYPE_CHECKING:
     from forerun.language_model import LanguageModel
@@ -62,7 +63,7 @@ async def serve(
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        http=TimedHeads,
+        http=Connection,
         h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_keep_alive=IDLE,
         timeout_graceful_shutdown=FLUSH,
@@ -126,6 +127,7 @@ def model_names(model: str, settings: ServeSettings) -> tuple[str, tuple[str, ..
 def run_server(load: Callable[[], LanguageModel], settings: ServeSettings, model: str = "forerun") -> None:
     """Serve what `load` gives; `model` is what the user calls it. Returns when a signal has ended it."""
     check_settings(settings)
+    return_large_blocks()
     asyncio.run(_run(load, settings, model))
 
 

@@ -17,9 +17,11 @@ from forerun.errors import ForerunError
 
 REPORT_EVERY = 30.0  # seconds
 SETTLED = 60.0  # seconds after which memory should be flat
-GROWTH = 0.05  # of the memory then, which is still called flat: allocators round
+GROWTH = 0.03  # of the memory then, which is still called flat: allocators round
 HANG_UP = 0.15  # of the requests that we do not wait for
 IDLE_WITHIN = 20.0  # seconds after the last client
+FILLED_WITHIN = 120.0  # seconds to let all clients in
+FULL = 0.95  # of the cache: there is no room for more of them
 SHOWN = 5  # wrong answers
 
 
@@ -61,6 +63,7 @@ class Soak:
             f"{len(self._expected)} reference answers; without: {', '.join(sorted(missing)) or 'nothing'}", flush=True
         )
         self._arms = await known_arms(self._server.address, self._requests[0])
+        await self._fill()
         self._began = time.monotonic()
         end = self._began + 60 * self._options.minutes
         async with asyncio.TaskGroup() as group:
@@ -73,6 +76,29 @@ class Soak:
             watch.cancel()
         idle = await self._wait_until_idle()
         return self._verdict(idle, missing)
+
+    async def _fill(self) -> None:
+        """The largest request from all clients at once, and nobody stays for the answer.
+
+        A server touches the pages of its cache when it first needs them, and keeps them: its memory follows the most
+        that was ever asked of it. What grows after that is a leak.
+        """
+        largest = max((self._requests[number] for number in self._expected), key=lambda one: one.room)
+        asked = [
+            asyncio.ensure_future(answer(self._server.address, largest, "off", True, None))
+            for _ in range(self._options.clients)
+        ]
+        deadline = time.monotonic() + FILLED_WITHIN
+        while time.monotonic() < deadline:
+            state = await self._server.address.get("/stats")
+            if state["running"] >= len(asked) or state["cache_usage"] > FULL:
+                break
+            await asyncio.sleep(0.1)
+        print(f"filled: {state['running']} running, cache {100 * state['cache_usage']:.0f} %", flush=True)
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await self._wait_until_idle()
 
     async def _client(self, dice: random.Random, end: float) -> None:
         while time.monotonic() < end:

@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.gpu.choosing import UNDECIDED
+from forerun.kernels.gpu.choosing import BROKEN
 from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import WIDEST
 
-_UNDECIDED = tl.constexpr(UNDECIDED)
+_BROKEN = tl.constexpr(BROKEN)
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -47,10 +47,11 @@ def _accept(
     checked = (row + 1 < width) & (row < tl.load(drafted + lane)) & running
     fed = tl.load(tokens + lane * width + row + 1, mask=checked, other=0)
     count = tl.min(tl.where(checked & (picked == fed), WIDEST, row), 0)
-    # A row that the device could not decide ends the round before it: the draft it was fed is the last token.
-    unknown = tl.min(tl.where((broken == _UNDECIDED) & running, row, WIDEST), 0)
+    # A row that gave no token ends the round before it: the draft it was fed is the last token. What is wrong with it
+    # is said when it comes first.
+    unknown = tl.min(tl.where((broken != 0) & running, row, WIDEST), 0)
     count = tl.minimum(count, unknown - 1)
-    failed = tl.max(tl.where((row <= count) & running, broken, 0), 0)
+    failed = tl.max(tl.where((row == 0) & running, broken, 0), 0) == _BROKEN
     last = tl.sum(tl.where(row == count, picked, 0), 0)
     pending = tl.load(tokens + lane * width)
     last = tl.where(count < 0, pending, last)
@@ -90,10 +91,10 @@ def accept(
     chosen [B, W] int64 and bad [B, W] int32 from `choose_tokens`; live [B] int32, 0 for lanes that no sequence uses.
     Changed: position [B] int32 grows by the rows kept, accepted + 1; kept [slots] int32 at the lane's slot [B] int32
     becomes that number, and parity [slots] int32 flips there. Written: accepted [B] int32; final [B] int64, the token
-    that ends the round; result [B, W + 2] int64: chosen, accepted, and whether one of the rows that count was bad (rows
-    after the first rejected draft do not: plain decoding would not have seen them). A lane whose first row is
-    undecided accepts −1: it stays where it is. Idle lanes accept nothing, keep their pending token as `final` and
-    change no state.
+    that ends the round; result [B, W + 2] int64: chosen, accepted, and whether the first row was broken. A later row
+    that is broken or undecided ends the round before it, where plain decoding comes to it next, if at all. A lane
+    whose first row is either accepts −1: it stays where it is. Idle lanes accept nothing, keep their pending token as
+    `final` and change no state.
     """
     lanes, width = tokens.shape
     assert 0 < width <= WIDEST and result.shape == (lanes, width + 2)

@@ -80,15 +80,16 @@ class Conversation:
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
         self._turn("assistant").setdefault("tool_calls", []).append(call)
 
-    def result(self, call_id: str, text: str, media: Sequence[SentMedia] = ()) -> None:
-        """What a tool gave. Some templates want to know which tool it was.
+    def result(self, call_id: str, text: str, media: Sequence[SentMedia] = (), name: str = "") -> None:
+        """What a tool gave. Some templates want to know which tool it was; `name`: where its call is not here.
 
         They have no places for media there: the user shows those, after all results.
         """
         self._from_tools += media
         message = {"role": "tool", "tool_call_id": call_id, "content": text}
-        if call_id in self._names:
-            message["name"] = self._names[call_id]
+        name = self._names.get(call_id, name)
+        if name:
+            message["name"] = name
         self.messages.append(message)
 
     @property

@@ -30,7 +30,7 @@ class TextSource(Strict):
 
     type: Literal["text"]
     data: str
-    media_type: str | None = None
+    media_type: Literal["text/plain"] | None = None
 
 
 class OtherSource(Strict):

@@ -8,6 +8,7 @@ from typing import Any
 from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, ToolChoice
 from forerun.serve.dialects import messages_blocks as blocks
 from forerun.serve.dialects.conversation import Conversation, check_choice, only_users_show, unreadable
+from forerun.serve.dialects.messages_events import SIGNATURE
 from forerun.serve.dialects.messages_request import CountRequest, MessagesRequest, Turn
 from forerun.serve.dialects.messages_tools import ToolBox
 from forerun.serve.dialects.notes import Notes
@@ -38,7 +39,7 @@ def make_job(request: CountRequest, notes: Notes, request_id: str | None = None)
         media=tuple(conversation.media),
         wish=_wish(request),
         tools=tools,
-        tool_choice=check_choice(_choice(request), tools),
+        tool_choice=check_choice(_choice(request, notes), tools),
         thinking=thinking,
         template_options=options,
         continue_last=conversation.ends_with_text,
@@ -85,11 +86,13 @@ def _effort(request: CountRequest, notes: Notes) -> Effort | None:
     return "xhigh" if effort == "max" else effort
 
 
-def _choice(request: CountRequest) -> ToolChoice:
+def _choice(request: CountRequest, notes: Notes) -> ToolChoice:
     wanted = request.tool_choice
     if wanted is None:
         return ToolChoice()
     parallel = not wanted.disable_parallel_tool_use
+    if wanted.type != "tool":
+        notes.fields(wanted, "name", under="tool_choice.")
     if wanted.type == "tool":
         if not wanted.name:
             raise bad_request("'tool_choice' of type 'tool' needs a name.", "tool_choice.name")
@@ -110,6 +113,7 @@ def _thinking(request: CountRequest, notes: Notes) -> Thinking:
         notes.unused("thinking between_tools")
     enabled = {"enabled": True, "disabled": False}.get(wanted.type)
     if enabled is False:
+        notes.fields(wanted, "budget_tokens", under="thinking.")
         return Thinking(enabled=False)
     return Thinking(enabled, budget if wanted.budget_tokens is None else wanted.budget_tokens)
 
@@ -131,12 +135,11 @@ def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, 
     says = conversation.says if turn.role == "assistant" else conversation.user
     for index, block in enumerate(parts):
         place = f"{param}.content[{index}]"
+        _note_block(block, notes)
         match block:
             case blocks.ToolResultBlock():
-                _note_block(block, notes)
                 conversation.result(block.tool_use_id, *_result(block, f"{place}.content", notes))
             case blocks.ToolUseBlock():
-                _note_block(block, notes)
                 conversation.calls(block.id, block.name, block.input)
             case blocks.ThinkingBlock():
                 conversation.thinks(block.thinking)
@@ -190,10 +193,11 @@ def _text(parts: Sequence[Any], param: str, notes: Notes) -> str:
 
 
 def _note_block(block: blocks.Block, notes: Notes) -> None:
-    if block.cache_control is not None:
-        notes.unused("cache_control")
-    if getattr(block, "citations", None):
-        notes.unused("citations")
+    notes.fields(block, "cache_control", "citations", "caller", "toolset_name")
+    if isinstance(block, blocks.ThinkingBlock) and block.signature not in (None, "", SIGNATURE):
+        notes.unused("signature")
+    for part in block.content if isinstance(block, blocks.SearchResultBlock) else ():
+        _note_block(part, notes)
 
 
 def _note_unused(request: CountRequest, notes: Notes) -> None:

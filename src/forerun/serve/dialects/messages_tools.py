@@ -30,6 +30,7 @@ class ToolBox:
     def change(self, block: blocks.ToolChangeBlock, param: str) -> None:
         """In the middle of the conversation."""
         tool = block.tool
+        self._notes.fields(block, "cache_control")
         if isinstance(tool, blocks.InlineTool):
             self._define(tool.definition)
             name = tool.definition.name
@@ -49,9 +50,7 @@ class ToolBox:
         if not isinstance(tool, blocks.CustomTool):
             self._notes.unused(f"tool {tool.type}")
             return
-        if tool.cache_control is not None:
-            self._notes.unused("cache_control")
-        for name in ("input_examples", "allowed_callers", "defer_loading"):
-            if getattr(tool, name):
-                self._notes.unused(f"tools.{name}")
+        self._notes.fields(tool, "cache_control")
+        unused = ("input_examples", "allowed_callers", "defer_loading", "eager_input_streaming")
+        self._notes.fields(tool, *unused, under="tools.")
         self._known[tool.name] = Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import BaseModel
+
 HEADER = "X-Forerun-Warning"
 LONGEST = 2000  # characters of the header; many servers in between refuse more than 8 KiB of headers
 
@@ -15,6 +17,12 @@ class Notes:
     def unused(self, name: str) -> None:
         """`name` has no effect."""
         self._unused[name] = None
+
+    def fields(self, sent: BaseModel, *names: str, under: str = "") -> None:
+        """Those of the named fields that say something, and all that this server does not know by name."""
+        unknown = [name for name, value in (sent.model_extra or {}).items() if value is not None]
+        for name in (*(name for name in names if getattr(sent, name, None)), *unknown):
+            self.unused(f"{under}{name}")
 
     def model(self, asked: str | None, served: str) -> None:
         """There is one model, whatever name a client is set up with."""

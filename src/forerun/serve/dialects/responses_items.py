@@ -13,12 +13,14 @@ from forerun.serve.several import Several
 
 
 class Text(Strict):
-    """Text of a message; models' answers come back with their annotations and logprobs."""
+    """Text of a message; answers come back with what they were sent with."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
+    annotations: Several[dict[str, Any]] | None = None
+    logprobs: Several[dict[str, Any]] | None = None
 
 
 class Refusal(Strict):

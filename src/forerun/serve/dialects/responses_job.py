@@ -45,14 +45,16 @@ class ToolBox:
         """Functions, and functions in namespaces; the others are skipped."""
         for tool in tools:
             if isinstance(tool, items.FunctionTool):
-                self._add(tool, tool.name)
+                self._add(tool, tool.name, notes)
                 self.echoed.append(tool.model_dump(exclude_unset=True))
             elif isinstance(tool, items.Namespace):
                 inner = [one for one in tool.tools if isinstance(one, items.FunctionTool)]
                 for one in inner:
                     name = joined(tool.name, one.name)
                     self.places[name] = (tool.name, one.name)
-                    self._add(one, name)
+                    self._add(one, name, notes)
+                if tool.description:
+                    notes.unused(f"description of {tool.name}")
                 if inner:
                     self.echoed.append(tool.model_dump(exclude_unset=True))
                 for other in tool.tools:
@@ -61,7 +63,8 @@ class ToolBox:
             else:
                 notes.unused(f"tool {tool.type}" + (f" '{tool.name}'" if tool.name else ""))
 
-    def _add(self, tool: items.FunctionTool, name: str) -> None:
+    def _add(self, tool: items.FunctionTool, name: str, notes: Notes) -> None:
+        notes.fields(tool, "defer_loading", "output_schema", "allowed_callers", under="tools.")
         self.tools.append(Tool(name, tool.description or "", tool.parameters or {}, bool(tool.strict)))
 
 
@@ -86,7 +89,7 @@ def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tu
     if not any(message["role"] != "system" for message in conversation.messages):
         raise bad_request("'input' has nothing to answer.", "input")
     check_names(box.tools)
-    choice, tools = _choice(request, box.tools)
+    choice, tools = _choice(request, box.tools, notes)
     thinking, options = request.template(_thinking(request, notes))
     return ChatJob(
         messages=conversation.messages,
@@ -137,26 +140,31 @@ def _thinking(request: Prompt, notes: Notes) -> Thinking:
     return thinking if budget is None else Thinking(thinking.enabled, budget)
 
 
-def _choice(request: Prompt, tools: Sequence[Tool]) -> tuple[ToolChoice, Sequence[Tool]]:
+def _choice(request: Prompt, tools: Sequence[Tool], notes: Notes) -> tuple[ToolChoice, Sequence[Tool]]:
     wanted, parallel = request.tool_choice, request.parallel_tool_calls is not False
     if isinstance(wanted, NamedTool):
         return ToolChoice("named", wanted.name, parallel), tools
     if isinstance(wanted, AllowedTools):
         names = {tool.get("name") for tool in wanted.tools}
+        for tool in wanted.tools:
+            if tool.get("name") not in {known.name for known in tools}:
+                notes.unused(f"tool_choice {tool.get('name') or tool.get('type')}")
         return ToolChoice(wanted.mode, parallel=parallel), [tool for tool in tools if tool.name in names]
     return ToolChoice(wanted or "auto", parallel=parallel), tools
 
 
 def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, notes: Notes) -> None:
+    if isinstance(item, items.Item):
+        notes.fields(item, "phase", "caller", "encrypted_content")
     match item:
         case items.Message(role="assistant"):
-            conversation.says(_text(item.content, "", f"{param}.content"))
+            conversation.says(_text(item.content, "", f"{param}.content", notes))
         case items.Message(role="user"):
             _add_user(conversation, item.content, f"{param}.content", notes)
         case items.Message():
-            conversation.system(_text(item.content, BETWEEN, f"{param}.content"))
+            conversation.system(_text(item.content, BETWEEN, f"{param}.content", notes))
         case items.Reasoning():
-            conversation.thinks(BETWEEN.join(part.text for part in item.content or item.summary))
+            conversation.thinks(_text(item.content or item.summary, BETWEEN, param, notes))
         case items.FunctionCall():
             name = joined(item.namespace, item.name)
             conversation.calls(item.call_id, name, arguments_object(item.arguments))
@@ -164,7 +172,8 @@ def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, n
             conversation.calls(item.call_id, joined(item.namespace, item.name), {"input": item.input})
         case items.CallOutput():
             text, media = _output_of(item.output, f"{param}.output", notes)
-            conversation.result(item.call_id, text, media)
+            name = joined(item.namespace, item.name) if item.name else ""
+            conversation.result(item.call_id, text, media, name)
         case items.AdditionalTools():
             box.add(item.tools, notes)
         case items.ItemReference():
@@ -180,7 +189,7 @@ def _add_user(conversation: Conversation, content: str | Sequence[Any], param: s
         if isinstance(part, items.Media):
             conversation.shows(_media(part, f"{param}[{index}]", notes))
         else:
-            conversation.user(part if isinstance(part, str) else _text([part], "", f"{param}[{index}]"))
+            conversation.user(part if isinstance(part, str) else _text([part], "", f"{param}[{index}]", notes))
 
 
 def _output_of(output: str | Sequence[Any], param: str, notes: Notes) -> tuple[str, list[SentMedia]]:
@@ -188,7 +197,7 @@ def _output_of(output: str | Sequence[Any], param: str, notes: Notes) -> tuple[s
     if isinstance(output, str):
         return output, []
     shown = [_media(part, f"{param}[{at}]", notes) for at, part in enumerate(output) if isinstance(part, items.Media)]
-    return _text([part for part in output if not isinstance(part, items.Media)], BETWEEN, param), shown
+    return _text([part for part in output if not isinstance(part, items.Media)], BETWEEN, param, notes), shown
 
 
 def _media(part: items.Media, param: str, notes: Notes) -> SentMedia:
@@ -204,7 +213,7 @@ def _media(part: items.Media, param: str, notes: Notes) -> SentMedia:
     return from_url("image", part.image_url, f"{param}.image_url")
 
 
-def _text(content: str | Sequence[Any], between: str, param: str) -> str:
+def _text(content: str | Sequence[Any], between: str, param: str, notes: Notes) -> str:
     if isinstance(content, str):
         return content
     texts = []
@@ -213,6 +222,7 @@ def _text(content: str | Sequence[Any], between: str, param: str) -> str:
             raise only_users_show(f"{param}[{index}]")
         if isinstance(part, items.Unreadable):
             raise unreadable(part.type, f"{param}[{index}]" if len(content) > 1 else param)
+        notes.fields(part, "annotations", "logprobs")
         texts.append(part.refusal if isinstance(part, items.Refusal) else part.text)
     return between.join(texts)
 
@@ -230,6 +240,8 @@ def _check(request: Prompt, notes: Notes) -> None:
         notes.unused("truncation")
     if request.text and request.text.verbosity not in (None, "medium"):
         notes.unused("text.verbosity")
+    if request.text and isinstance(request.text.format, SchemaFormat):
+        notes.fields(request.text.format, "description", under="text.format.")
     if isinstance(request, ResponsesRequest):
         _check_rest(request, notes)
 

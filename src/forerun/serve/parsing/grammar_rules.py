@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forerun.sample.schema_formats import with_lengths
+
 # One way to put spaces, so that an answer cannot go on in white space for ever.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -55,8 +57,8 @@ class Rules:
 
     def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
         """A value of a JSON schema. Words that llguidance does not know are errors for strict tools only."""
-        style = {**_STYLE, "lenient": not strict}
-        return self.rule("%json " + json.dumps({**_bare(schema), "x-guidance": style}, ensure_ascii=False))
+        styled = {**with_lengths(_bare(schema)), "x-guidance": {**_STYLE, "lenient": not strict}}
+        return self.rule("%json " + json.dumps(styled, ensure_ascii=False))
 
     def text_until(self, end: str) -> str:
         """Any text, up to and with this end."""

@@ -91,6 +91,9 @@ class GenerationFields(OutputFields):
     def warnings(self) -> Iterator[str]:
         """What was sent and changes nothing."""
         ignored = [name for name in WITHOUT_EFFECT if getattr(self, name) is not None]
+        schema = self.response_format.json_schema if self.response_format else None
+        if schema is not None and schema.description:
+            ignored.append("response_format.json_schema.description")
         if ignored:
             yield f"without effect: {', '.join(ignored)}"
 

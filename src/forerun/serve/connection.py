@@ -1,23 +1,32 @@
-"""Connections that are opened and then dribble: whoever does not get the head of a request across in time is closed."""
+"""Connections of clients that dribble: heads of requests that never end, and answers that are not read."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-SECONDS = 30.0
+SECONDS = 30.0  # for the head of a request
+UNSENT = 16 << 10  # bytes of an answer that wait here, and as many in the system, before its reader counts as late
 
 
-class TimedHeads(H11Protocol):
-    """uvicorn's protocol with a limit it does not have. Bodies have theirs in `body_limit`."""
+class Connection(H11Protocol):
+    """uvicorn's protocol with limits it does not have. Bodies have theirs in `body_limit`.
+
+    Systems buffer megabytes for a reader that is not there: thousands of tokens, whose pages others wait for.
+    """
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=UNSENT)
+        endpoint = transport.get_extra_info("socket")
+        if hasattr(socket, "TCP_NOTSENT_LOWAT") and endpoint.family in (socket.AF_INET, socket.AF_INET6):
+            endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         self._start()
 
     def data_received(self, data: bytes) -> None:
