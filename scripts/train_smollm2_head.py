@@ -134,11 +134,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def few_questions(work: Path) -> Path:
     """A part of the held-out prompts, for a test of this script."""
-    from forerun.train.prompts.files import read_evaluation
+    from forerun.train.prompts.prompt import text_of
+    from forerun.train.prompts.questions import read_evaluation
 
     kinds: dict[str, list[str]] = {}
-    for category, prompt in read_evaluation(None):
-        kinds.setdefault(category, []).append(prompt)
+    for question in read_evaluation(None):
+        kinds.setdefault(question.category, []).append(text_of(question.prompt))
     chosen = [(category, prompt) for category, found in kinds.items() for prompt in found[:SMALL_QUESTIONS]]
     file = work / "questions.jsonl"
     lines = (json.dumps({"category": category, "prompt": prompt}) for category, prompt in chosen)

@@ -20,7 +20,7 @@ class Settings:
     # data
     prompts: int = 40_000  # how many to answer at most, if time and memory allow
     answer_tokens: int = 320
-    prompt_tokens: int = 480  # longer prompts are left out
+    prompt_tokens: int = 1600  # longer prompts are left out
     greedy_share: float = 0.5  # of the answers; the others are sampled
     generate_batch: int | None = None
     data_share: float = 0.28  # of the minutes, for prompts, answers and features

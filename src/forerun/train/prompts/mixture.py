@@ -10,13 +10,12 @@ from pathlib import Path
 from forerun.train.prompts import documents
 from forerun.train.prompts.material import read_material
 from forerun.train.prompts.passages import code_prompt, excerpt, notice, passage_prompt
+from forerun.train.prompts.prompt import Prompt
 from forerun.train.prompts.puzzles import puzzle_prompt
 from forerun.train.prompts.reading import reading_prompt
 from forerun.train.prompts.talk import talk_prompt
 from forerun.train.prompts.templates import casual, fill, template_prompt
 from forerun.train.prompts.translation import translation_prompt
-
-Prompt = str | list[dict[str, str]]  # a user's text, or a whole conversation
 
 TEXTS = read_material("mixture")
 SHARES: dict[str, float] = TEXTS["shares"]
@@ -93,10 +92,3 @@ def next_turns(talks: Iterable[tuple[Prompt, str]], seed: int) -> Iterator[Promp
         said = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         follow = casual(fill(chance.choice(TEXTS["follow_ups"]), chance), chance)
         yield [*said, {"role": "assistant", "content": answer}, {"role": "user", "content": follow}]
-
-
-def text_of(prompt: Prompt) -> str:
-    """What the user wrote, for comparing prompts."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(message["content"] for message in prompt if message["role"] == "user")
