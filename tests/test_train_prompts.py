@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import random
@@ -61,16 +60,16 @@ def test_built_in_prompts_are_many_repeatable_and_not_in_the_evaluation() -> Non
     assert not any(overlap.found_in(text) for text in texts)
 
 
-def test_the_mixture_is_the_one_the_built_in_head_was_trained_on() -> None:
-    corpus = Corpus(
-        [["A page about rivers.", "One about the sea."]], ["A docstring."], ["def f():\n    pass"], [["Yours."]]
-    )
-    prompts = list(itertools.islice(built_in_prompts(0, corpus), 2000))
+def test_the_mixture_has_long_inputs_and_plain_questions() -> None:
+    corpus = Corpus(documents.manual_paragraphs(), [], [], [])
+    texts = [text_of(prompt) for prompt in itertools.islice(built_in_prompts(0, corpus), 2000)]
+    assert 0.03 < sum(len(text) > 1200 for text in texts) / 2000 < 0.2
+    assert max(map(len, texts)) > 4000
+    assert 0.2 < sum(len(text) < 60 for text in texts) / 2000 < 0.7
     answers = ["The river rises in the hills and runs to the sea. " * (8 * (n % 4)) or "Yes." for n in range(2000)]
-    digest = hashlib.sha256()
-    for prompt in [*prompts, *next_turns(zip(prompts, answers, strict=True), seed=0)]:
-        digest.update(json.dumps(prompt).encode())
-    assert digest.hexdigest()[:16] == "edac77f5b1d42951"
+    later = list(next_turns(zip(texts, answers, strict=True), seed=0))
+    assert sum(isinstance(prompt, str) and "[2] The river" in prompt for prompt in later) > 100
+    assert later == list(next_turns(zip(texts, answers, strict=True), seed=0))
 
 
 def test_overlap_finds_equal_and_nearly_equal_prompts() -> None:
