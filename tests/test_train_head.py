@@ -342,3 +342,24 @@ def test_mistakes_are_one_line(
     assert main(["train-head", str(model), "--out", str(tmp_path / "head"), "--device", "cpu", *argv]) == 2
     error = capsys.readouterr().err
     assert word in error.splitlines()[-1]
+
+
+def test_the_command_reads_several_files_and_says_how_wide_they_are(
+    model: Path, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"prompt": f"Why is {n} odd?"}) for n in range(8)))
+    talk = [
+        {"from": "human", "value": "Hi"},
+        {"from": "gpt", "value": "Hello!"},
+        {"from": "human", "value": "Translate it."},
+    ]
+    asked = [{"conversations": talk}, {"instruction": "WHY is 3 odd"}, {"prompt": "what comes after 2?"}]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    command = ["train-head", str(model), "--out", str(tmp_path / "head"), "--device", "cpu", "--steps", "1"]
+    command += ["--prompts", str(tmp_path / "a.jsonl"), "--prompts", str(tmp_path / "b.jsonl"), "--answer-tokens", "12"]
+    assert main([*command, "--evaluation", str(questions)]) == 0
+    told = capsys.readouterr()
+    assert "9 prompts: question 89%, translation 11%; 1 with several turns" in told.err
+    assert "left out: 1 that repeat another one, 1 that share eight words" in told.err
+    assert told.err.index("9 prompts:") < told.err.index("answers kept")
+    assert "### Given: greedy" in told.out
