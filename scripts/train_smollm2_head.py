@@ -52,6 +52,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=16.0, help="for everything")
     parser.add_argument("--follow", type=float, default=560.0, help="seconds to follow a background run")
     parser.add_argument("--prompts", type=int, default=110_000)
+    parser.add_argument("--prompt-files", type=Path, nargs="*", default=[], help="default: built-in prompts")
     parser.add_argument("--start-from", type=Path, help="a head's folder to go on from")
     parser.add_argument("--rate", type=float, help="the highest; default 1e-3, or 5e-4 with --start-from")
     parser.add_argument("--final-rate", type=float, default=0.02, help="share of the highest at the end")
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         prompts=32 if arguments.small else arguments.prompts,
         answer_tokens=24 if arguments.small else arguments.answer_tokens,
         evaluation_tokens=12 if arguments.small else 128,
-        prompt_tokens=120 if arguments.small else 480,
+        prompt_tokens=120 if arguments.small else 1600,
         greedy_share=arguments.greedy,
         data_share=arguments.data_share,
         evaluation_share=0.3 if arguments.small else arguments.evaluation_share,
@@ -114,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
             head,
             settings,
             device=arguments.device,
+            prompts=arguments.prompt_files,
             evaluation=few_questions(arguments.work) if arguments.small else None,
             work=arguments.work / "state",
             began=BEGAN,
@@ -134,11 +136,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def few_questions(work: Path) -> Path:
     """A part of the held-out prompts, for a test of this script."""
-    from forerun.train.prompts.files import read_evaluation
+    from forerun.train.prompts.prompt import text_of
+    from forerun.train.prompts.questions import read_evaluation
 
     kinds: dict[str, list[str]] = {}
-    for category, prompt in read_evaluation(None):
-        kinds.setdefault(category, []).append(prompt)
+    for question in read_evaluation(None):
+        kinds.setdefault(question.category, []).append(text_of(question.prompt))
     chosen = [(category, prompt) for category, found in kinds.items() for prompt in found[:SMALL_QUESTIONS]]
     file = work / "questions.jsonl"
     lines = (json.dumps({"category": category, "prompt": prompt}) for category, prompt in chosen)
@@ -164,15 +167,16 @@ def model_folder(arguments: argparse.Namespace) -> str:
 
 def table(report: dict) -> list[str]:
     """The figures that decide, in a few lines."""
-    lines = [f"{'':22}first  d4     d6     prefix 1-6"]
-    for kind in ("greedy", "sampled"):
-        rows = {"all": report[kind]["all"], "without loops": report[kind]["without_loops"]}
-        rows |= {"loops": report[kind]["loops"]} | report[kind]["by_category"]
-        for name, row in rows.items():
-            rates = row["tokens_per_round"]
-            prefix = " ".join(f"{share:.2f}" for share in row["prefix"])
-            label = f"{kind} {name} ({row['answers']})"
-            lines.append(f"{label[:30]:30} {row['first']:.3f}  {rates['4']:.3f}  {rates['6']:.3f}  {prefix}")
+    lines = [f"{'':39}first  d4     d6     prefix 1-6"]
+    for collection, tables in report["evaluation"].items():
+        for kind, found in tables.items():
+            rows = {"all": found["all"], "without loops": found["without_loops"], "loops": found["loops"]}
+            rows |= found.get("by_length", {}) | found["by_category"]
+            for name, row in rows.items():
+                rates = row["tokens_per_round"]
+                prefix = " ".join(f"{share:.2f}" for share in row["prefix"])
+                label = f"{collection} {kind} {name} ({row['answers']})"
+                lines.append(f"{label[:38]:38} {row['first']:.3f}  {rates['4']:.3f}  {rates['6']:.3f}  {prefix}")
     return lines
 
 

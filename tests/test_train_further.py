@@ -46,7 +46,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def train(model: Path, out: Path, settings: Settings, files: tuple[Path, Path], **more: Any) -> dict[str, Any]:
-    return train_head(str(model), out, settings, device="cpu", prompts=files[0], evaluation=files[1], **more)
+    return train_head(str(model), out, settings, device="cpu", prompts=[files[0]], evaluation=files[1], **more)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -59,7 +59,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(model: Path, out: Path, settings: Settings, prompts: Path, questions: Path, **more: Any) -> dict[str, Any]:
-    return train_head(str(model), out, settings, device="cpu", prompts=prompts, evaluation=questions, **more)
+    return train_head(str(model), out, settings, device="cpu", prompts=[prompts], evaluation=questions, **more)
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +137,10 @@ def test_saved_head_has_the_names_and_shapes_of_the_format(trained: tuple[Path, 
         f"{layer}mlp.down_proj.weight": (64, 112),
     }
     assert all(tensor.dtype == torch.bfloat16 for tensor in weights.values())
-    assert json.loads((out / "evaluation.json").read_text())["greedy"] == report["greedy"]
+    assert json.loads((out / "evaluation.json").read_text())["evaluation"] == report["evaluation"]
+    assert report["evaluation"]["given"]["greedy"]["all"]["answers"] == 4
     assert "Tokens per round" in (out / "README.md").read_text()
+    assert len({file.stat().st_mode & 0o777 for file in out.iterdir()}) == 1
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(
@@ -173,6 +175,9 @@ def test_unrolled_steps_equal_drafting_one_slot_after_another(family: str, tmp_p
     hidden, tapped = target.read(tokens[:, :20], (1, 2))
     features = torch.stack([*tapped, hidden], dim=2)
     outputs = head.unroll(features, tokens[:, 1:23], 3)
+    later = head.unroll(features, tokens[:, 1:23], 3, first=7)
+    for whole, part in zip(outputs, later, strict=True):
+        torch.testing.assert_close(part, whole[:, 7:], rtol=1e-4, atol=1e-4)
     for row, base in ((0, 9), (1, 17)):
         slow = draft_slots(head, features[row, : base + 1], tokens[row, 1 : base + 4], 3)
         for step in range(3):
@@ -337,3 +342,24 @@ def test_mistakes_are_one_line(
     assert main(["train-head", str(model), "--out", str(tmp_path / "head"), "--device", "cpu", *argv]) == 2
     error = capsys.readouterr().err
     assert word in error.splitlines()[-1]
+
+
+def test_the_command_reads_several_files_and_says_how_wide_they_are(
+    model: Path, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"prompt": f"Why is {n} odd?"}) for n in range(8)))
+    talk = [
+        {"from": "human", "value": "Hi"},
+        {"from": "gpt", "value": "Hello!"},
+        {"from": "human", "value": "Translate it."},
+    ]
+    asked = [{"conversations": talk}, {"instruction": "WHY is 3 odd"}, {"prompt": "what comes after 2?"}]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    command = ["train-head", str(model), "--out", str(tmp_path / "head"), "--device", "cpu", "--steps", "1"]
+    command += ["--prompts", str(tmp_path / "a.jsonl"), "--prompts", str(tmp_path / "b.jsonl"), "--answer-tokens", "12"]
+    assert main([*command, "--evaluation", str(questions)]) == 0
+    told = capsys.readouterr()
+    assert "9 prompts: question 89%, translation 11%; 1 with several turns" in told.err
+    assert "left out: 1 that repeat another one, 1 that share eight words" in told.err
+    assert told.err.index("9 prompts:") < told.err.index("answers kept")
+    assert "### Given: greedy" in told.out

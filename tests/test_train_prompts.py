@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import random
@@ -18,17 +17,32 @@ from forerun.text.chat import encode_prompt
 from forerun.train.encode import Encoder
 from forerun.train.loops import is_looping, loop_starts
 from forerun.train.prompts import documents
-from forerun.train.prompts.files import read_evaluation, read_prompts
-from forerun.train.prompts.mixture import SHARES, WRITERS, Corpus, built_in_prompts, next_turns, text_of
+from forerun.train.prompts.files import read_prompts
+from forerun.train.prompts.mixture import SHARES, WRITERS, Corpus, built_in_prompts, next_turns
 from forerun.train.prompts.overlap import Overlap
+from forerun.train.prompts.prompt import text_of
+from forerun.train.prompts.questions import EVERYDAY, WIDE, read_evaluation
+from forerun.train.prompts.survey import kind_of, survey
 from forerun.train.settings import Settings
 
 
 def test_evaluation_has_twelve_prompts_of_each_kind_all_different() -> None:
-    questions = read_evaluation(None)
-    kinds = Counter(kind for kind, _ in questions)
+    questions = [question for question in read_evaluation(None) if question.collection == EVERYDAY]
+    kinds = Counter(question.category for question in questions)
     assert set(kinds) == {"chat", "code", "summary", "translation", "reasoning", "extraction", "questions"}
-    assert min(kinds.values()) >= 12 and len({text for _, text in questions}) == len(questions)
+    assert min(kinds.values()) >= 12 and len({text_of(question.prompt) for question in questions}) == len(questions)
+
+
+def test_the_wide_evaluation_has_120_prompts_a_third_of_them_long() -> None:
+    questions = [question for question in read_evaluation(None) if question.collection == WIDE]
+    words = {True: [], False: []}  # type: dict[bool, list[int]]
+    for question in questions:
+        words[question.long].append(len(text_of(question.prompt).split()))
+    assert len(words[False]) == 80 and len(words[True]) == 40
+    assert max(words[False]) < 120 and min(words[True]) > 170 and max(words[True]) < 1300
+    assert len({text_of(question.prompt) for question in questions}) == 120
+    assert sum(isinstance(question.prompt, list) for question in questions) >= 4
+    assert len({question.category for question in questions}) >= 10
 
 
 def test_built_in_prompts_are_many_repeatable_and_not_in_the_evaluation() -> None:
@@ -42,20 +56,20 @@ def test_built_in_prompts_are_many_repeatable_and_not_in_the_evaluation() -> Non
     assert not any(blank in text for text in texts for blank in ("{topic}", "{passage}", "{name}"))
     assert prompts[:50] == list(itertools.islice(built_in_prompts(0, corpus), 50))
     assert prompts[:50] != list(itertools.islice(built_in_prompts(1, corpus), 50))
-    overlap = Overlap(text for _, text in read_evaluation(None))
+    overlap = Overlap(text_of(question.prompt) for question in read_evaluation(None))
     assert not any(overlap.found_in(text) for text in texts)
 
 
-def test_the_mixture_is_the_one_the_built_in_head_was_trained_on() -> None:
-    corpus = Corpus(
-        [["A page about rivers.", "One about the sea."]], ["A docstring."], ["def f():\n    pass"], [["Yours."]]
-    )
-    prompts = list(itertools.islice(built_in_prompts(0, corpus), 2000))
+def test_the_mixture_has_long_inputs_and_plain_questions() -> None:
+    corpus = Corpus(documents.manual_paragraphs(), [], [], [])
+    texts = [text_of(prompt) for prompt in itertools.islice(built_in_prompts(0, corpus), 2000)]
+    assert 0.03 < sum(len(text) > 1200 for text in texts) / 2000 < 0.2
+    assert max(map(len, texts)) > 4000
+    assert 0.2 < sum(len(text) < 60 for text in texts) / 2000 < 0.7
     answers = ["The river rises in the hills and runs to the sea. " * (8 * (n % 4)) or "Yes." for n in range(2000)]
-    digest = hashlib.sha256()
-    for prompt in [*prompts, *next_turns(zip(prompts, answers, strict=True), seed=0)]:
-        digest.update(json.dumps(prompt).encode())
-    assert digest.hexdigest()[:16] == "edac77f5b1d42951"
+    later = list(next_turns(zip(texts, answers, strict=True), seed=0))
+    assert sum(isinstance(prompt, str) and "[2] The river" in prompt for prompt in later) > 100
+    assert later == list(next_turns(zip(texts, answers, strict=True), seed=0))
 
 
 def test_overlap_finds_equal_and_nearly_equal_prompts() -> None:
@@ -98,16 +112,68 @@ def test_prompts_are_read_from_lines_blocks_json_and_folders(tmp_path: Path) -> 
     (tmp_path / "b.txt").write_text("first\nblock\n\nsecond\n")
     messages = {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "four"}]}
     (tmp_path / "c.jsonl").write_text(json.dumps({"prompt": "three"}) + "\n" + json.dumps(messages) + "\n")
-    assert read_prompts(tmp_path / "a.txt") == ["one", "two"]
-    assert read_prompts(tmp_path) == ["one", "two", "first\nblock", "second", "three", "four"]
+    assert read_prompts([tmp_path / "a.txt"]) == ["one", "two"]
+    read = ["one", "two", "first\nblock", "second", "three", messages["messages"]]
+    assert read_prompts([tmp_path]) == read
+    assert read_prompts([tmp_path, tmp_path / "a.txt"]) == [*read, "one", "two"]
 
 
-@pytest.mark.parametrize("text", ['{"prompt": 1}', "nonsense", "[]"])
-def test_bad_prompt_files_are_refused_with_the_line(text: str, tmp_path: Path) -> None:
+def test_instruction_sets_are_read_in_their_own_forms(tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "An answer."}
+    asked = [{"role": "user", "content": "First?"}, said, {"role": "user", "content": "And then?"}]
+    shared = [{"from": "human", "value": "First?"}, {"from": "gpt", "value": "An answer."}]
+    entries: list[dict[str, object]] = [
+        {"instruction": "Sort these.", "input": "b, a", "output": "a, b"},
+        {"instruction": "Say hello.", "input": ""},
+        {"question": "Who?", "context": "A text."},
+        {"text": "Line\u2028separated."},
+        {"messages": [*asked, said]},
+        {"conversations": shared},
+        {"conversations": [*shared, {"from": "human", "value": "And then?"}]},
+    ]
+    file = tmp_path / "sets.jsonl"
+    file.write_text("\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries), encoding="utf-8")
+    texts = ["Sort these.\n\nb, a", "Say hello.", "A text.\n\nWho?", "Line\u2028separated."]
+    assert read_prompts([file]) == [*texts, asked, "First?", asked]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"prompt": 1}', "not text"),
+        ('{"prompt": " "}', "empty"),
+        ("nonsense", "not valid JSON"),
+        ("[]", "not an object"),
+        ('{"answer": "x"}', "no field"),
+        ('{"messages": [{"role": "parrot", "content": "x"}]}', "parrot"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', "says nothing"),
+        ('{"conversations": [{"from": "human"}]}', "without text"),
+        ('{"messages": "x"}', "list of objects"),
+    ],
+)
+def test_bad_prompt_files_are_refused_with_file_and_line(text: str, told: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
-    file.write_text(text)
-    with pytest.raises(ForerunError, match="line 1"):
-        read_prompts(file)
+    file.write_text('{"prompt": "good"}\n\n' + text)
+    with pytest.raises(ForerunError, match=r"bad\.jsonl, line 3: ") as error:
+        read_prompts([file])
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_survey_tells_kinds_lengths_and_what_is_missing() -> None:
+    prompts = [
+        "Translate to German: hello",
+        "Write a poem.",
+        "Who was Bach?",
+        "Explain this code: x = 1",
+        "Summarize: y",
+    ]
+    assert [kind_of(prompt) for prompt in prompts] == ["translation", "writing", "question", "code", "summary"]
+    assert kind_of([{"role": "user", "content": "Hi!"}, {"role": "user", "content": "Why?"}]) == "question"
+    found = survey(prompts * 10, [5, 20, 30, 40, 400] * 10, 350, repeated=3, evaluated=2)
+    told = "\n".join(found.lines())
+    assert "50 prompts: translation 20%" in told and "the longest 400; 10 over 300" in told
+    assert "3 that repeat another one, 2 that share" in told and "10 that are too long" in told
+    assert "hardly any maths:" in told
 
 
 @pytest.mark.parametrize("kind", sorted(WRITERS))
@@ -116,7 +182,7 @@ def test_every_kind_of_prompt_has_thousands_of_forms_and_no_blanks(kind: str) ->
     texts = [WRITERS[kind](chance) for _ in range(3000)]
     assert len(set(texts)) > 2500
     assert not any("{" in text or "}" in text for text in texts)
-    overlap = Overlap(text for _, text in read_evaluation(None))
+    overlap = Overlap(text_of(question.prompt) for question in read_evaluation(None))
     assert not any(overlap.found_in(text) for text in texts)
 
 

@@ -21,9 +21,11 @@ def train_head(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the head to.")],
     prompts: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
-            "--prompts", help="File or folder of prompts; default: built-in ones.", rich_help_panel=DATA_PANEL
+            "--prompts",
+            help="File or folder of prompts (text, JSON lines); may be given again. Default: built-in ones.",
+            rich_help_panel=DATA_PANEL,
         ),
     ] = None,
     texts: Annotated[
@@ -126,7 +128,7 @@ def train_head(
         out,
         settings,
         device=device,
-        prompts=prompts,
+        prompts=prompts or (),
         texts=texts,
         evaluation=evaluation,
         work=work,

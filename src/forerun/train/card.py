@@ -11,6 +11,11 @@ LICENCE = (
     "that share eight words in a row with the evaluation were left out."
 )
 
+GIVEN = (
+    "The prompts were given by whoever trained the head. Every answer was written by the target. Prompts that share "
+    "eight words in a row with the evaluation were left out."
+)
+
 
 def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
     """Markdown: what the head is, what it was trained on, how, and what it reaches."""
@@ -35,7 +40,7 @@ def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
         *(f"- {source}: {count} prompts" for source, count in data["sources"].items()),
         *_earlier_data(report["history"]),
         "",
-        LICENCE if not user_prompts else "The prompts were given by whoever trained the head.",
+        LICENCE if not user_prompts else GIVEN,
         "",
         "## Recipe",
         *_earlier_training(report["history"]),
@@ -44,8 +49,8 @@ def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
         f"{training['decay']}^j{_missed(training)}. {_optimiser(training, report['device'])} Kept: {training['kept']}.",
         "",
         "## Figures",
-        f"On {report['greedy']['all']['answers']} held-out prompts, {report['evaluation_tokens']} tokens each at most. "
-        "Answers that fall into a loop are counted apart.",
+        f'On held-out prompts, {report["evaluation_tokens"]} tokens each at most. "All" counts every answer, also '
+        "those that fall into a loop, which any drafter guesses; kinds are without loops.",
         "",
         *figures(report),
         "",
@@ -90,12 +95,16 @@ def _missed(training: dict[str, Any]) -> str:
 def figures(report: dict[str, Any]) -> list[str]:
     """Tables of acceptance, as Markdown lines."""
     lines: list[str] = []
-    for title, key in (("Greedy", "greedy"), ("Temperature 0.8, coupled", "sampled")):
-        table = report[key]
-        rows = {"all, loops left out": table["without_loops"], "all": table["all"], "loops": table["loops"]}
-        rows |= table["by_category"]
+    parts = [
+        (f"{collection}: {title}", tables[key])
+        for collection, tables in report["evaluation"].items()
+        for title, key in (("greedy", "greedy"), ("temperature 0.8, coupled", "sampled"))
+    ]
+    for title, table in parts:
+        rows = {"all": table["all"], "all, loops left out": table["without_loops"], "loops": table["loops"]}
+        rows |= {f"all {length}": row for length, row in table.get("by_length", {}).items()} | table["by_category"]
         lines += [
-            f"### {title}",
+            f"### {title[0].upper()}{title[1:]}",
             "| prompts | answers | first draft | accepted prefix, draft 1–6 | tokens per round, depth 4 | depth 6 |",
             "|---|---|---|---|---|---|",
         ]

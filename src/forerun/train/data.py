@@ -15,13 +15,16 @@ from forerun.progress import Progress
 from forerun.train.encode import Encoder, check_some
 from forerun.train.generate import Answer, answer_all
 from forerun.train.prompts.files import read_prompts
-from forerun.train.prompts.mixture import Prompt, built_in_prompts, next_turns, read_corpus, text_of
+from forerun.train.prompts.mixture import built_in_prompts, next_turns, read_corpus
 from forerun.train.prompts.overlap import Overlap
+from forerun.train.prompts.prompt import Prompt, text_of
+from forerun.train.prompts.survey import nearly, survey
 from forerun.train.settings import Settings
 from forerun.train.target import Target
 
 SELF_WRITTEN = 0.25  # of the first turns
 FIRST_TURNS = 0.65  # of all prompts; the rest goes on from their answers
+USER_SECOND_TURNS = 0.1  # of the answers to the user's own prompts
 SHORTEST_ANSWER = 3
 USER_TOKENS = 200  # longest prompt a model writes itself, and no more than two short answers
 
@@ -58,16 +61,29 @@ class Writer:
         self._asked: set[str] = set()
         self._said: set[tuple[int, ...]] = set()
 
-    def from_user(self, path: Path, seconds: float | None, token_limit: int | None = None) -> None:
-        """Answers to the prompts of a file or folder, the greedy one first, then sampled ones."""
-        prompts: list[Prompt] = list(read_prompts(path))
-        usable = self._usable(prompts)
+    def from_user(self, paths: Sequence[Path], seconds: float | None, token_limit: int | None = None) -> None:
+        """Answers to the prompts of files and folders: greedy and sampled ones of each when they are few.
+
+        Some conversations then go on, where the user's own are single questions as a rule.
+        """
+        began = time.monotonic()
+        usable = self._usable(read_prompts(paths), told=True)
         check_some(usable)
+        self.chance.shuffle(usable)
         rounds = max(1, min(4, self.settings.prompts // len(usable)))
-        self.sources.add(f"prompts given by the user ({path.name})", len(usable))
-        deadline = None if seconds is None else time.monotonic() + seconds
+        names = ", ".join(path.name for path in paths)
+        self.sources.add(f"prompts given by the user ({names})", len(usable))
+        deadline = None if seconds is None else began + (1 - USER_SECOND_TURNS) * seconds
+        limit = None if token_limit is None else int((1 - USER_SECOND_TURNS) * token_limit)
+        talks: list[tuple[Prompt, list[int]]] = []
         for turn in range(rounds):
-            self._answer(usable, deadline, [0.0, 0.7, 0.8, 1.0][turn], token_limit)
+            heat = None if rounds == 1 else [0.0, 0.7, 0.8, 1.0][turn]
+            talks += self._answer(usable[: self.settings.prompts], deadline, heat, limit)
+        if self.encoder.user_turn() is None:
+            return
+        self.chance.shuffle(talks)
+        more = self._second_turns(talks, int(USER_SECOND_TURNS * len(talks)))
+        self._answer(more, None if seconds is None else began + seconds, None, token_limit)
 
     def built_in(self, texts: Path | None, seconds: float | None, token_limit: int | None = None) -> None:
         """Answers to written, self-written and continued prompts."""
@@ -83,25 +99,38 @@ class Writer:
         self.sources.add("written by the model itself", len(own))
         left = None if seconds is None else began + (0.12 + 0.88 * FIRST_TURNS) * seconds
         talks = self._answer(usable, left, None, None if token_limit is None else int(0.6 * token_limit))
-        texts_said = ((prompt, self.encoder.decode(said).strip()) for prompt, said in talks)
-        more = list(itertools.islice(next_turns(texts_said, self.settings.seed), self.settings.prompts - first))
         deadline = None if seconds is None else began + seconds
-        usable = self._usable(more)
-        self.sources.add("second turns, and tasks over the model's own texts", len(usable))
-        self._answer(usable, deadline, None, token_limit)
+        self._answer(self._second_turns(talks, self.settings.prompts - first), deadline, None, token_limit)
 
-    def _usable(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, list[int]]]:
-        """New prompts of a fitting length that are not in the evaluation."""
+    def _second_turns(self, talks: Sequence[tuple[Prompt, list[int]]], most: int) -> list[tuple[Prompt, list[int]]]:
+        """Conversations that go on, and tasks over what the model said."""
+        said = ((prompt, self.encoder.decode(answer).strip()) for prompt, answer in talks)
+        usable = self._usable(list(itertools.islice(next_turns(said, self.settings.seed), most)))
+        self.sources.add("second turns, and tasks over the model's own texts", len(usable))
+        return usable
+
+    def _usable(self, prompts: Sequence[Prompt], told: bool = False) -> list[tuple[Prompt, list[int]]]:
+        """New prompts of a fitting length that are not in the evaluation; `told`: the log says how wide they are."""
         fresh: list[Prompt] = []
+        repeated = evaluated = 0
         for prompt in prompts:
-            key = text_of(prompt) if isinstance(prompt, str) else str(prompt)
-            if key in self._asked or self.overlap.found_in(text_of(prompt)):
-                continue
-            self._asked.add(key)
-            fresh.append(prompt)
-        encoded = zip(fresh, self.encoder.encode_all(fresh), strict=True)
+            key = nearly(prompt)
+            if key in self._asked:
+                repeated += 1
+            elif self.overlap.found_in(text_of(prompt)):
+                evaluated += 1
+            else:
+                self._asked.add(key)
+                fresh.append(prompt)
+        encoded = [(prompt, ids) for prompt, ids in zip(fresh, self.encoder.encode_all(fresh), strict=True) if ids]
         most = min(self.settings.prompt_tokens, self.target.config.context - self.settings.answer_tokens)
-        return [(prompt, ids) for prompt, ids in encoded if ids is not None and len(ids) <= most]
+        if told:
+            known = survey(
+                [prompt for prompt, _ in encoded], [len(ids) for _, ids in encoded], most, repeated, evaluated
+            )
+            for line in known.lines():
+                self.log(line)
+        return [(prompt, ids) for prompt, ids in encoded if len(ids) <= most]
 
     def _self_written(self, count: int, seconds: float | None) -> list[Prompt]:
         """User turns sampled from the model."""

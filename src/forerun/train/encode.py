@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.text.chat import encode_prompt
-from forerun.train.prompts.mixture import Prompt
+from forerun.train.prompts.prompt import Prompt
 
 MARK = "\ue123"  # a private-use character stands for the user's text
 PROBE = " Is this\n\n a *test*, or not? "
@@ -57,7 +57,7 @@ class Encoder:
         except Exception:  # noqa: BLE001 - a template may fail in any way, and then this prompt is left out
             return None
 
-    def encode_one(self, prompt: str) -> list[int]:
+    def encode_one(self, prompt: Prompt) -> list[int]:
         return encode_prompt(self.tokenizer, prompt)
 
     def user_turn(self) -> list[int] | None:

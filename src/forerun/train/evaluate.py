@@ -74,7 +74,8 @@ def _measure(
 
     ids = [prompt for _, prompt in prompts]
     answers = write(target, ids, [temperature] * len(ids), ends, tokens=tokens, noise=noise, keep_loops=True)
-    outputs = _drafts(head, [prompt + said for prompt, (said, _) in zip(ids, answers, strict=True)])
+    first = min(map(len, ids)) - 1
+    outputs = _drafts(head, [prompt + said for prompt, (said, _) in zip(ids, answers, strict=True)], first)
     matrix = target.output_wide[order]  # frequent ids first: a vocabulary is a beginning of the columns
     before = torch.tensor([len(prompt) for prompt in ids], device=target.device)
     said_tokens = torch.full((len(ids), tokens), -1, device=target.device)
@@ -87,7 +88,7 @@ def _measure(
         truth = said_tokens[:, index]
         shared = temperature * noise(index, len(ids))[:, order] if temperature > 0 else None
         for step in range(min(DEPTH, index)):
-            place = (before + index - 2 - step).clamp_max(outputs[step].shape[1] - 1)
+            place = (before + index - 2 - step - first).clamp_max(outputs[step].shape[1] - 1)
             logits = outputs[step][each, place].float() @ matrix.T
             if shared is not None:
                 logits = logits + shared
@@ -108,8 +109,8 @@ def _measure(
     ]
 
 
-def _drafts(head: Head, sequences: list[list[int]]) -> list[Tensor]:
-    """The head's outputs [rows, length, hidden] at every depth, from every position."""
+def _drafts(head: Head, sequences: list[list[int]], first: int) -> list[Tensor]:
+    """The head's outputs [rows, length - first, hidden] at every depth, from every position after the first ones."""
     target = head.target
     longest = max(map(len, sequences))
     padded = torch.zeros(len(sequences), longest + DEPTH, dtype=torch.int64, device=target.device)
@@ -119,7 +120,7 @@ def _drafts(head: Head, sequences: list[list[int]]) -> list[Tensor]:
     for rows in padded.split(16):
         hidden, tapped = target.read(rows[:, :longest], head.taps)
         features = torch.stack([*tapped, hidden], dim=2)
-        pieces.append(head.unroll(features, rows[:, 1:], DEPTH))
+        pieces.append(head.unroll(features, rows[:, 1:], DEPTH, first))
     return [torch.cat([piece[step] for piece in pieces]) for step in range(DEPTH)]
 
 

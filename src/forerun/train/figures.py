@@ -3,49 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from forerun.progress import Progress
-from forerun.train.evaluate import VOCABULARIES, choose_vocabulary, evaluate, table, tokens_per_round
+from forerun.train.evaluate import VOCABULARIES, Measured, choose_vocabulary, evaluate, table, tokens_per_round
 from forerun.train.head import Head
+from forerun.train.prompts.questions import Question
 
 SAMPLED = 0.8
 SEED = 0  # the same for every head, so that all are measured on the same answers
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question and its ids."""
+
+    question: Question
+    ids: list[int]
+
+
 def measure(
     head: Head,
-    prompts: Sequence[tuple[str, list[int]]],
+    asked: Sequence[Asked],
     ends: frozenset[int],
     order: Tensor,
     size: int | None,
     tokens: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Tables at temperature 0 and above. A draft vocabulary is a beginning of `order`; its size may be given."""
+    """Tables of every collection at temperature 0 and above, and which draft vocabulary to take.
+
+    A draft vocabulary is a beginning of `order`; its size may be given.
+    """
     full = head.config.vocab
     sizes = [one for one in VOCABULARIES if one < full]
     if size is not None:
         sizes = sorted({*sizes, size} - {full})
-    asked = dict.fromkeys([*sizes, full])
-    measured = {}
-    with progress.task("evaluating", 2) as task:
+    wanted = list(dict.fromkeys([*sizes, full]))
+    groups = _groups(asked)
+    measured: dict[str, dict[tuple[str, bool], list[Measured]]] = {"greedy": {}, "sampled": {}}
+    with progress.task("evaluating", 2 * len(groups)) as task:
         for name, heat in (("greedy", 0.0), ("sampled", SAMPLED)):
-            measured[name] = evaluate(
-                head, prompts, ends, order, list(asked), temperature=heat, tokens=tokens, seed=SEED,
-            )  # fmt: skip
-            task.advance()
-    chosen, rates = choose_vocabulary(measured["greedy"], full, sizes)
+            for group, some in groups.items():
+                ids = [(one.question.category, one.ids) for one in some]
+                measured[name][group] = evaluate(
+                    head, ids, ends, order, wanted, temperature=heat, tokens=tokens, seed=SEED
+                )
+                task.advance()
+    every = [one for found in measured["greedy"].values() for one in found]
+    chosen, rates = choose_vocabulary(every, full, sizes)
     size = chosen if size is None else size
-    tables = {name: table(found, size) for name, found in measured.items()}
-    return tables | {"draft_vocab": {"size": size, "tokens_per_round": rates}}
+    return {
+        "evaluation": {
+            collection: {name: _tables(found, collection, size) for name, found in measured.items()}
+            for collection in dict.fromkeys(name for name, _ in groups)
+        },
+        "draft_vocab": {"size": size, "tokens_per_round": rates},
+    }
+
+
+def _groups(asked: Sequence[Asked]) -> dict[tuple[str, bool], list[Asked]]:
+    """By collection, short prompts apart from long ones: a batch is as wide as its longest prompt."""
+    groups: dict[tuple[str, bool], list[Asked]] = {}
+    for one in asked:
+        groups.setdefault((one.question.collection, one.question.long), []).append(one)
+    return groups
+
+
+def _tables(found: dict[tuple[str, bool], list[Measured]], collection: str, size: int) -> dict[str, Any]:
+    short, long = (found.get((collection, is_long), []) for is_long in (False, True))
+    tables = table([*short, *long], size)
+    if short and long:
+        tables["by_length"] = {"short": table(short, size)["all"], "long": table(long, size)["all"]}
+    return tables
 
 
 def rate_with_ids(
-    head: Head, prompts: Sequence[tuple[str, list[int]]], ends: frozenset[int], order: Tensor, size: int, tokens: int
+    head: Head, asked: Sequence[Asked], ends: frozenset[int], order: Tensor, size: int, tokens: int
 ) -> float:
     """Greedy tokens per round at depth 4 with another draft vocabulary: the first ids of `order`."""
-    found = evaluate(head, prompts, ends, order, [size], temperature=0.0, tokens=tokens, seed=SEED)
-    return round(tokens_per_round([one.accepted[size] for one in found], 4), 4)
+    accepted = []
+    for some in _groups(asked).values():
+        ids = [(one.question.category, one.ids) for one in some]
+        found = evaluate(head, ids, ends, order, [size], temperature=0.0, tokens=tokens, seed=SEED)
+        accepted += [one.accepted[size] for one in found]
+    return round(tokens_per_round(accepted, 4), 4)

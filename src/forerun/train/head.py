@@ -110,12 +110,12 @@ class Head:
     def vectors(self) -> Iterable[Tensor]:
         return (tensor for tensor in self.weights.values() if tensor.ndim == 1)
 
-    def unroll(self, features: Tensor, following: Tensor, steps: int) -> list[Tensor]:
-        """Normed outputs [rows, length, hidden] of every step, for all base positions at once.
+    def unroll(self, features: Tensor, following: Tensor, steps: int, first: int = 0) -> list[Tensor]:
+        """Normed outputs [rows, length - first, hidden] of every step, for all base positions from `first` on at once.
 
         features [rows, length, parts, hidden]: the taps and the post-norm hidden state; following [rows, length +
         steps - 1]: the token after each position. Step j of base s is the slot s + j, reached by drafting alone; its
-        logits are for the token at s + j + 2.
+        logits are for the token at s + j + 2. Of the positions before `first` only the true entries are made.
         """
         weights = {name: tensor.to(features.dtype) for name, tensor in self.weights.items()}
         length = features.shape[1]
@@ -127,9 +127,9 @@ class Head:
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for step in range(steps):
-            here = slice(step, step + length)
+            here = slice(step + (first if step else 0), step + length)
             x = self._joined(embedded[:, here], state, weights)
-            state = self._layer(x, weights, cos[here], sin[here], keys, values)
+            state = self._layer(x, weights, cos[here], sin[here], keys, values, length - first)
             outputs.append(state)
         return outputs
 
@@ -151,20 +151,31 @@ class Head:
         return F.linear(torch.cat((left, right), dim=-1), weights["mtp.fc.weight"])
 
     def _layer(
-        self, x: Tensor, weights: dict[str, Tensor], cos: Tensor, sin: Tensor, keys: list[Tensor], values: list[Tensor]
+        self,
+        x: Tensor,
+        weights: dict[str, Tensor],
+        cos: Tensor,
+        sin: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+        last: int,
     ) -> Tensor:
+        """Keys and values of all positions of x are added; the output is that of the last ones."""
+
         def project(rows: Tensor, name: str) -> Tensor:
             return F.linear(rows, weights[f"{LAYER}{name}_proj.weight"], weights.get(f"{LAYER}{name}_proj.bias"))
 
         layout = self.config.layout
         normed = self._norm(x, weights[LAYER + "input_layernorm.weight"])
+        x = x[:, -last:]
         query, key, value = (
-            project(normed, f"self_attn.{part}").unflatten(-1, (-1, layout.size)).transpose(1, 2) for part in "qkv"
+            project(rows, f"self_attn.{part}").unflatten(-1, (-1, layout.size)).transpose(1, 2)
+            for part, rows in (("q", normed[:, -last:]), ("k", normed), ("v", normed))
         )
         if self.target.attention.head_norms:
             query = self._norm(query, weights[LAYER + "self_attn.q_norm.weight"])
             key = self._norm(key, weights[LAYER + "self_attn.k_norm.weight"])
-        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        query, key = rotate(query, cos[-last:], sin[-last:]), rotate(key, cos, sin)
         shared = layout.heads // layout.kv_heads
         keys.append(key.repeat_interleave(shared, 1))
         values.append(value.repeat_interleave(shared, 1))

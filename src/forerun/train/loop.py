@@ -177,7 +177,7 @@ class Trainer:
         """The loss, and per step how often the drafts up to there are all right."""
         settings = self.settings
         taught = teacher(batch.hidden, batch.whole, support, hard)
-        outputs = self.head.unroll(batch.features, batch.following, settings.unroll)
+        outputs = self.head.unroll(batch.features, batch.following, settings.unroll, batch.first)
         total = sum(settings.decay**step for step in range(settings.unroll))
         losses, prefixes = [], []
         all_right = torch.ones_like(batch.depth, dtype=torch.bool)  # every draft before this one, from the same base
@@ -189,7 +189,7 @@ class Trainer:
                 counted = reached & (all_right | lucky)
             chosen = counted.nonzero()[:, 0]
             many = reached.sum().clamp_min(1)
-            base = batch.position[chosen] - 1 - step
+            base = batch.position[chosen] - 1 - step - batch.first
             rows = output.flatten(0, 1).index_select(0, batch.sequence[chosen] * output.shape[1] + base)
             weights = (settings.decay**step / total / many).expand(len(chosen))
             loss, drafts = soft_cross_entropy(rows, support, taught.chances[chosen], weights)

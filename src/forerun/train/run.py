@@ -18,12 +18,13 @@ from forerun.train.card import model_card
 from forerun.train.chain import fused_chain, fused_works, plain_chain
 from forerun.train.data import Writer, load_answers, save_answers
 from forerun.train.encode import Encoder
-from forerun.train.figures import measure, rate_with_ids
+from forerun.train.figures import Asked, measure, rate_with_ids
 from forerun.train.generate import Answer
 from forerun.train.head import Head
 from forerun.train.loop import Record, Trainer
-from forerun.train.prompts.files import read_evaluation
 from forerun.train.prompts.overlap import Overlap
+from forerun.train.prompts.prompt import text_of
+from forerun.train.prompts.questions import Question, read_evaluation
 from forerun.train.save import save_head
 from forerun.train.settings import Settings, default_taps
 from forerun.train.start import Start, load_start
@@ -45,7 +46,7 @@ def train_head(
     settings: Settings,
     *,
     device: str = "auto",
-    prompts: Path | None = None,
+    prompts: Sequence[Path] = (),
     texts: Path | None = None,
     evaluation: Path | None = None,
     work: Path | None = None,
@@ -108,19 +109,19 @@ def train_head(
     trainer.keep_best()
     log(f"trained {record.steps} steps, {time.monotonic() - began:.0f} s")
     del store, trainer
-    encoded = [(category, encoder.encode_one(text)) for category, text in questions]
+    asked = [Asked(question, encoder.encode_one(question.prompt)) for question in questions]
     size, first = _draft_vocab(settings, start, target.config.vocab)
     order = vocabulary_order(frequency, first)
-    report = measure(head, encoded, ends, order, size, settings.evaluation_tokens, progress)
+    report = measure(head, asked, ends, order, size, settings.evaluation_tokens, progress)
     if start is not None and start.draft_vocab is not None and first is None:
         old = vocabulary_order(frequency, start.draft_vocab)
-        rate = rate_with_ids(head, encoded, ends, old, len(start.draft_vocab), settings.evaluation_tokens)
+        rate = rate_with_ids(head, asked, ends, old, len(start.draft_vocab), settings.evaluation_tokens)
         report["draft_vocab"]["tokens_per_round"]["as it started"] = rate
     report |= _describe(settings, head, record, answers, sources, where)
     report["history"] = [] if start is None else start.history
     size = report["draft_vocab"]["size"]
     chosen = order[:size] if size < target.config.vocab else None
-    card = model_card(folder.name.split(".")[0], report, prompts is not None)
+    card = model_card(folder.name.split(".")[0], report, bool(prompts))
     save_head(out, head, chosen, report, card)
     log(f"saved {out}, {time.monotonic() - began:.0f} s")
     return report
@@ -178,9 +179,9 @@ def _answers(
     encoder: Encoder,
     ends: frozenset[int],
     settings: Settings,
-    questions: Sequence[tuple[str, str]],
+    questions: Sequence[Question],
     work: Path,
-    prompts: Path | None,
+    prompts: Sequence[Path],
     texts: Path | None,
     progress: Progress,
     log: Callable[[str], None],
@@ -195,8 +196,10 @@ def _answers(
         return answers, json.loads((work / "sources.json").read_text(encoding="utf-8"))
     room = settings.feature_bytes or _feature_bytes(target.device)
     limit = room // FeatureStore.bytes_per_token(target, taps)
-    writer = Writer(target, encoder, ends, settings, Overlap(text for _, text in questions), progress, log)
-    if prompts is not None:
+    writer = Writer(
+        target, encoder, ends, settings, Overlap(text_of(question.prompt) for question in questions), progress, log
+    )
+    if prompts:
         writer.from_user(prompts, seconds, limit)
     else:
         writer.built_in(texts, seconds, limit)

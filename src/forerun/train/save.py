@@ -28,10 +28,18 @@ def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[st
         tensors["mtp.draft_vocab"] = draft_vocab.to("cpu", torch.int64).sort().values.contiguous()
     beside = out / "head.safetensors.part"
     save_file(tensors, beside, metadata={"format": "pt"})
+    beside.chmod(0o666 & ~_umask())  # safetensors leaves it to its owner alone
     os.replace(beside, out / "head.safetensors")
     (out / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (out / "README.md").write_text(card, encoding="utf-8")
     (out / "config.json").write_text(json.dumps(head_config(head), indent=2) + "\n", encoding="utf-8")
+
+
+def _umask() -> int:
+    """Which permissions new files of this process do not get; it can only be read by setting it."""
+    held = os.umask(0o077)
+    os.umask(held)
+    return held
 
 
 def head_config(head: Head) -> dict[str, Any]:

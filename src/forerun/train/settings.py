@@ -20,7 +20,7 @@ class Settings:
     # data
     prompts: int = 40_000  # how many to answer at most, if time and memory allow
     answer_tokens: int = 320
-    prompt_tokens: int = 480  # longer prompts are left out
+    prompt_tokens: int = 1600  # longer prompts are left out
     greedy_share: float = 0.5  # of the answers; the others are sampled
     generate_batch: int | None = None
     data_share: float = 0.28  # of the minutes, for prompts, answers and features
@@ -33,8 +33,8 @@ class Settings:
     decay: float = 0.8
     frequent: int = 16_384  # ids that are always in the loss
     others: int = 4_096  # ids drawn from the rest at every step
-    hard: float = 0.0  # share of the teacher that is its likeliest token alone, as greedy drafting asks for
-    missed: float = 1.0  # chance of a later draft to count when one before it is wrong: it would never be looked at
+    hard: float = 0.2  # share of the teacher that is its likeliest token alone, as greedy drafting asks for
+    missed: float = 0.3  # chance of a later draft to count when one before it is wrong: it would never be looked at
     # optimiser
     rate: float | None = None  # the highest; None: lower for a head that is trained already
     warmup: float = 0.02
@@ -45,7 +45,7 @@ class Settings:
     batch_tokens: int | None = None
     # evaluation and output
     evaluation_tokens: int = 128
-    evaluation_share: float = 0.08
+    evaluation_share: float = 0.1
     draft_vocab: int | None = None  # None: chosen by what it costs
     checkpoint_seconds: float = 60.0
 

@@ -15,6 +15,7 @@ from forerun.train.target import Target
 
 READ_TOKENS = 65_536  # tokens of one pass of the target
 LOGIT_ROWS = 8192
+SHORT_PROMPT, PROMPT_STEP = 160, 1.3  # prompts up to so many tokens are alike, longer ones within this factor
 SIZED_PASSES, SIZED_ROWS = 4, 200_000  # enough to know the size of states
 
 
@@ -29,6 +30,7 @@ class Batch:
     depth: Tensor  # [n] how many drafts may have led there: bases begin at the prompt's last token
     hidden: Tensor  # [n, hidden] the target's post-norm state there
     whole: Tensor  # [n] log-sum-exp of its logits
+    first: int  # no base stands before this position
 
 
 class FeatureStore:
@@ -126,13 +128,19 @@ class FeatureStore:
             depth=depth,
             hidden=self.features[where, -1],
             whole=self.whole[where],
+            first=max(int(self.prompts[chosen].min()) - 1, 0),
         )
 
     def epoch(self, usable: np.ndarray, tokens: int, seed: int) -> list[np.ndarray]:
-        """All sequences once, alike lengths together, in an order of their own."""
+        """All sequences once, alike lengths together, in an order of their own.
+
+        Long prompts of like length come together first of all: what a step costs begins where their answers do.
+        """
         random = np.random.default_rng(seed)
         blurred = self.lengths[usable] * random.uniform(0.9, 1.1, len(usable))
-        groups = list(_chunks(usable[np.argsort(blurred)], self.lengths, tokens))
+        prompts = np.maximum(self.prompts[usable] * random.uniform(0.9, 1.1, len(usable)), SHORT_PROMPT)
+        order = np.lexsort((blurred, np.floor(np.log(prompts / SHORT_PROMPT) / np.log(PROMPT_STEP))))
+        groups = list(_chunks(usable[order], self.lengths, tokens))
         return [groups[place] for place in random.permutation(len(groups))]
 
 

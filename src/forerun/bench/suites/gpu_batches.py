@@ -20,7 +20,7 @@ from forerun.engine.warmup import Silence
 from forerun.loading import load_model
 from forerun.sample.parameters import SamplingParams
 from forerun.text.chat import encode_prompt
-from forerun.train.prompts.files import read_evaluation
+from forerun.train.prompts.questions import EVERYDAY, read_evaluation
 
 BATCHES = {1: 16, 2: 8, 4: 5, 8: 4, 16: 3, 32: 3, 64: 3}  # sets of prompts for each
 DEPTHS = (1, 2, 3, 4, 5, 6)
@@ -90,7 +90,8 @@ def add_options(parser: ArgumentParser) -> None:
 def measure(options: Namespace) -> dict[int, Any]:
     """One batch size after the other."""
     model = load_model(options.model, device="cuda", max_context=8192)  # the cache holds eight such
-    prompts = [tuple(encode_prompt(model.tokenizer, text)) for _, text in read_evaluation(None)]
+    everyday = [question.prompt for question in read_evaluation(None) if question.collection == EVERYDAY]
+    prompts = [tuple(encode_prompt(model.tokenizer, prompt)) for prompt in everyday]
     with torch.inference_mode():
         return {
             batch: measure_batch(model.engine, prompts, batch, sets)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import forerun
@@ -15,7 +16,7 @@ from forerun.bench.runner import PLAIN, Cell, Run, Runner
 from forerun.bench.workloads import Prompt, Workload
 from forerun.language_model import LanguageModel
 from forerun.progress import NullProgress
-from forerun.train.prompts.files import read_evaluation
+from forerun.train.prompts.questions import Question, read_evaluation
 
 DEPTH = 4
 LENGTH = 128
@@ -33,13 +34,16 @@ def looping(tokens: list[int], times: int = 4) -> bool:
     return False
 
 
-def acceptance(model: LanguageModel, prompts: list[tuple[str, str]], temperature: float) -> dict[str, Any]:
-    """Share of drafts accepted at each position (all before it accepted too), by category; loops apart."""
+def acceptance(model: LanguageModel, questions: Sequence[Question], temperature: float) -> dict[str, Any]:
+    """Share of drafts accepted at each position (all before it accepted too), by length and category; loops apart."""
     cells: dict[str, Cell] = {}
-    for number, (category, prompt) in enumerate(prompts):
+    lengths = {question.long for question in questions}
+    for number, question in enumerate(questions):
         sampling: dict[str, Any] = {"max_tokens": LENGTH, "temperature": temperature, "seed": number}
-        answer = forerun.generate(model, prompt, draft="mtp", draft_tokens=DEPTH, **sampling)
-        for name in ["all", "loops"] if looping(answer.tokens) else ["all", "all but loops", category]:
+        answer = forerun.generate(model, question.prompt, draft="mtp", draft_tokens=DEPTH, **sampling)
+        names = ["all", "all long" if question.long else "all short"] if len(lengths) == 2 else ["all"]
+        names += ["loops"] if looping(answer.tokens) else ["all but loops", question.category]
+        for name in names:
             cell = cells.setdefault(name, Cell(name, "mtp", temperature))
             cell.runs.append(Run.of(answer, answer.seconds["decode"], answer.seconds["decode"]))
     return {
@@ -52,9 +56,10 @@ def acceptance(model: LanguageModel, prompts: list[tuple[str, str]], temperature
     }
 
 
-def speed(model: LanguageModel, prompts: list[tuple[str, str]]) -> dict[str, Any]:
+def speed(model: LanguageModel, questions: Sequence[Question]) -> dict[str, Any]:
     """Plain decoding's seconds over every arm's, interleaved prompt by prompt; the texts must be equal."""
-    work = Workload("held out", TIMED_LENGTH, tuple(Prompt(str(n), text) for n, (_, text) in enumerate(prompts)))
+    prompts = tuple(Prompt(str(number), question.prompt) for number, question in enumerate(questions))
+    work = Workload("held out", TIMED_LENGTH, prompts)
     cells = {cell.arm: cell for cell in Runner(model, ARMS, [], 1.0, NullProgress()).measure([work], [0.0])}
     for arm, cell in cells.items():
         if not cell.same:
@@ -72,24 +77,29 @@ def speed(model: LanguageModel, prompts: list[tuple[str, str]]) -> dict[str, Any
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("sample", nargs="?", type=int, help="so many of the prompts; default: all of them")
+    parser.add_argument("sample", nargs="?", type=int, help="so many prompts of each collection; default: all of them")
+    parser.add_argument("--head", help="another head's folder instead of the built-in one")
 
 
 def measure(options: Namespace) -> dict[str, Any]:
     """The tables of acceptance, then the speed of every arm."""
-    prompts = read_evaluation(None)
+    collections: dict[str, list[Question]] = {}
+    for question in read_evaluation(None):
+        collections.setdefault(question.collection, []).append(question)
     if options.sample:
-        prompts = prompts[:: max(1, len(prompts) // options.sample)]
-    model = forerun.load("smollm2")
+        collections = {name: some[:: max(1, len(some) // options.sample)] for name, some in collections.items()}
+    model = forerun.load("smollm2", head=options.head or "auto")
     figures: dict[str, Any] = {}
-    for temperature in (0.0, 0.8):
-        table = figures[f"temperature {temperature}"] = acceptance(model, prompts, temperature)
-        print(f"temperature {temperature}, depth {DEPTH}: share of drafts accepted at each position, tokens per round")
-        for name, row in table.items():
-            shares = "  ".join(f"{share:.3f}" for share in row["accepted_prefix"])
-            print(f"  {name:24} {row['answers']:4d} answers   {shares}   {row['tokens_per_round']:.2f}")
-    figures["speed"] = speed(model, prompts[::3])
-    for arm in ARMS:
-        row = figures["speed"][arm]
-        print(f"{arm:14} {row['ratio']:.2f}× plain decoding in all, median {row['median']:.2f}×")
+    for collection, questions in collections.items():
+        for temperature in (0.0, 0.8):
+            name = f"{collection}, temperature {temperature}"
+            table = figures[name] = acceptance(model, questions, temperature)
+            print(f"{name}, depth {DEPTH}: share of drafts accepted at each position, tokens per round")
+            for group, row in table.items():
+                shares = "  ".join(f"{share:.3f}" for share in row["accepted_prefix"])
+                print(f"  {group:24} {row['answers']:4d} answers   {shares}   {row['tokens_per_round']:.2f}")
+        rows = figures[f"{collection}, speed"] = speed(model, questions[::3])
+        for arm in ARMS:
+            told = f"{rows[arm]['ratio']:.2f}× in all, geometric mean {rows[arm]['geometric_mean']:.2f}×"
+            print(f"{collection}, {arm:14} {told} plain decoding, median {rows[arm]['median']:.2f}×")
     return figures

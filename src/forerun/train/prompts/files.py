@@ -1,78 +1,108 @@
-"""Prompts from files: the user's own, and those that heads are measured on."""
+"""Prompts from files of the user's: text, or JSON lines in the forms that instruction sets come in."""
 
 from __future__ import annotations
 
 import json
 import re
-from importlib.resources import files as package_files
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from forerun.errors import ForerunError
+from forerun.train.prompts.prompt import Prompt
 
 KINDS = (".txt", ".jsonl", ".md")
+FORMS = '"prompt", "messages", "conversations", "instruction" (with "input"), "question" or "text"'
+# Who speaks, in ShareGPT's words and others'.
+SPEAKERS = {
+    "human": "user", "user": "user", "prompter": "user",
+    "gpt": "assistant", "assistant": "assistant", "bot": "assistant", "chatgpt": "assistant", "model": "assistant",
+    "system": "system",
+}  # fmt: skip
 
 
-def read_prompts(path: Path) -> list[str]:
-    """All prompts of a file, or of every .txt, .md and .jsonl file below a folder.
+def read_prompts(paths: Sequence[Path]) -> list[Prompt]:
+    """All prompts of files, and of every .txt, .md and .jsonl file below folders.
 
-    Text: prompts are separated by blank lines when there are any, else each line is one. JSON lines: the field
-    "prompt", or the first user message of "messages".
+    Text: prompts are separated by blank lines when there are any, else each line is one. JSON lines: see `prompt_of`.
     """
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in KINDS)
-        if not files:
-            raise ForerunError(f"{path} holds no prompts: put .txt or .jsonl files there")
-    elif path.is_file():
-        files = [path]
-    else:
-        raise ForerunError(f"there is no file or folder {path} to read prompts from")
-    found = [prompt for file in files for prompt in _read(file)]
-    if not found:
-        raise ForerunError(f'{path} holds no prompts: write one per line, or JSON lines with a field "prompt"')
+    found: list[Prompt] = []
+    for path in paths:
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.suffix in KINDS)
+        elif path.is_file():
+            files = [path]
+        else:
+            raise ForerunError(f"there is no file or folder {path} to read prompts from")
+        here = [prompt for file in files for prompt in _read(file)]
+        if not here:
+            raise ForerunError(f'{path} holds no prompts: write one per line, or JSON lines with a field "prompt"')
+        found += here
     return found
 
 
-def read_evaluation(path: Path | None) -> list[tuple[str, str]]:
-    """(category, prompt) of the held-out prompts: the built-in ones, or JSON lines of the user's."""
-    if path is None:
-        text = package_files("forerun").joinpath("data/eval_prompts.jsonl").read_text(encoding="utf-8")
-    else:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ForerunError(f"cannot read the evaluation prompts in {path}") from error
-    try:
-        entries = [json.loads(line) for line in text.splitlines() if line.strip()]
-        found = [(str(entry.get("category", "all")), str(entry["prompt"])) for entry in entries]
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ForerunError(f'{path}: evaluation prompts are JSON lines with the fields "prompt", "category"') from error
-    if not found:
-        raise ForerunError(f"{path} holds no evaluation prompts")
-    return found
-
-
-def _read(file: Path) -> list[str]:
+def _read(file: Path) -> list[Prompt]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ForerunError(f"cannot read the prompts in {file}: it is not UTF-8 text") from error
     if file.suffix == ".jsonl":
-        lines = enumerate(text.splitlines(), start=1)
-        return [_from_json(line, f"{file}, line {number}") for number, line in lines if line.strip()]
+        # Not splitlines: a text inside of JSON may hold characters that it takes for line ends.
+        lines = enumerate(text.split("\n"), start=1)
+        return [prompt_of(line, f"{file}, line {number}") for number, line in lines if line.strip()]
     blocks = re.split(r"\n[ \t]*\n", text.strip())
     prompts = blocks if len(blocks) > 1 else text.splitlines()
     return [prompt.strip() for prompt in prompts if prompt.strip()]
 
 
-def _from_json(line: str, where: str) -> str:
+def prompt_of(line: str, where: str) -> Prompt:
+    """The prompt of one line of JSON, in any of the usual forms.
+
+    {"prompt"}; {"messages": [{"role", "content"}]}; {"conversations": [{"from", "value"}]}; {"instruction", "input"};
+    {"question", "context"}; {"text"}. A conversation goes up to the last thing the user says.
+    """
     try:
         entry = json.loads(line)
     except ValueError as error:
         raise ForerunError(f"{where}: not valid JSON") from error
-    prompt = entry.get("prompt") if isinstance(entry, dict) else None
-    if prompt is None and isinstance(entry, dict) and isinstance(entry.get("messages"), list):
-        users = (message.get("content") for message in entry["messages"] if message.get("role") == "user")
-        prompt = next(users, None)
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise ForerunError(f'{where}: has no text in the field "prompt"')
-    return prompt.strip()
+    if not isinstance(entry, dict):
+        raise ForerunError(f"{where}: not an object with a field {FORMS}")
+    for field in ("messages", "conversations"):
+        if entry.get(field) is not None:
+            return _conversation(entry[field], f"{where}: {field}")
+    if entry.get("prompt") is not None:
+        parts = [entry["prompt"]]
+    elif entry.get("instruction") is not None:
+        parts = [entry["instruction"], entry.get("input")]
+    elif entry.get("question") is not None:
+        parts = [entry.get("context"), entry["question"]]
+    elif entry.get("text") is not None:
+        parts = [entry["text"]]
+    else:
+        raise ForerunError(f"{where}: has no field {FORMS}")
+    if not all(part is None or isinstance(part, str) for part in parts):
+        raise ForerunError(f"{where}: the prompt is not text")
+    text = "\n\n".join(part.strip() for part in parts if part and part.strip())
+    if not text:
+        raise ForerunError(f"{where}: the prompt is empty")
+    return text
+
+
+def _conversation(turns: Any, where: str) -> Prompt:
+    """Messages up to the user's last one; a user's only message is plain text."""
+    if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
+        raise ForerunError(f"{where} must be a list of objects")
+    messages: list[dict[str, str]] = []
+    for turn in turns:
+        speaker = turn.get("role", turn.get("from"))
+        text = turn.get("content", turn.get("value"))
+        if not isinstance(speaker, str) or speaker.lower() not in SPEAKERS:
+            raise ForerunError(f"{where}: no speaker {speaker!r} is known; use user, assistant or system")
+        if not isinstance(text, str):
+            raise ForerunError(f"{where}: a turn without text")
+        messages.append({"role": SPEAKERS[speaker.lower()], "content": text.strip()})
+    while messages and messages[-1]["role"] != "user":
+        messages.pop()
+    if not messages or not messages[-1]["content"]:
+        raise ForerunError(f"{where}: the user says nothing")
+    return messages[0]["content"] if len(messages) == 1 else messages

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.train.prompts import documents
+from forerun.train.prompts.facts import fact_prompt
 from forerun.train.prompts.material import read_material
-from forerun.train.prompts.passages import code_prompt, excerpt, notice, passage_prompt
+from forerun.train.prompts.passages import code_prompt, excerpt, long_text, notice, passage_prompt
+from forerun.train.prompts.prompt import Prompt
 from forerun.train.prompts.puzzles import puzzle_prompt
 from forerun.train.prompts.reading import reading_prompt
 from forerun.train.prompts.talk import talk_prompt
 from forerun.train.prompts.templates import casual, fill, template_prompt
 from forerun.train.prompts.translation import translation_prompt
 
-Prompt = str | list[dict[str, str]]  # a user's text, or a whole conversation
-
 TEXTS = read_material("mixture")
+ARTICLES = 64  # of the latest answers, to put together
+LONGEST = 6000  # characters, about 1400 tokens
 SHARES: dict[str, float] = TEXTS["shares"]
 WRITERS: dict[str, Callable[[random.Random], str]] = {
     "templates": template_prompt,
@@ -26,6 +29,7 @@ WRITERS: dict[str, Callable[[random.Random], str]] = {
     "translation": translation_prompt,
     "reading": reading_prompt,
     "puzzles": puzzle_prompt,
+    "facts": fact_prompt,
 }
 
 
@@ -58,6 +62,8 @@ def built_in_prompts(seed: int, corpus: Corpus) -> Iterator[Prompt]:
             text = WRITERS[kind](chance)
         elif kind == "notices" or (kind == "documentation" and not (manual or docstrings or added)):
             text = passage_prompt(notice(chance), chance)
+        elif kind == "long":
+            text = passage_prompt(_long_document(corpus, chance), chance)
         elif kind == "code":
             text = code_prompt(chance.choice(functions), chance)
         elif added and (chance.random() < 0.6 or not (manual or docstrings)):
@@ -69,6 +75,14 @@ def built_in_prompts(seed: int, corpus: Corpus) -> Iterator[Prompt]:
         yield _with_system(text, chance)
 
 
+def _long_document(corpus: Corpus, chance: random.Random) -> str:
+    """Some hundred tokens to over a thousand: pages of a manual, or notices one behind the other."""
+    pages = [*corpus.manual, *corpus.added]
+    if pages and chance.random() < 0.6:
+        return long_text(chance.choice(pages), chance)
+    return long_text([notice(chance) for _ in range(8)], chance)
+
+
 def _with_system(text: str, chance: random.Random) -> Prompt:
     if chance.random() > 0.06:
         return text
@@ -77,9 +91,20 @@ def _with_system(text: str, chance: random.Random) -> Prompt:
 
 
 def next_turns(talks: Iterable[tuple[Prompt, str]], seed: int) -> Iterator[Prompt]:
-    """From prompts and their answers: the conversation goes on, or the answer is the passage of a new task."""
+    """From prompts and their answers: the conversation goes on, or answers are the passage of a new task.
+
+    Some answers together make a long input, the way search results do.
+    """
     chance = random.Random(f"forerun next {seed}")
+    articles: deque[str] = deque(maxlen=ARTICLES)
     for prompt, answer in talks:
+        if len(answer) >= 500:
+            articles.append(answer)
+        if len(answer) >= 500 and len(articles) >= 4 and chance.random() < 0.3:
+            together = [answer, *chance.sample(list(articles), chance.choice((1, 2, 2, 3)))]
+            numbered = [f"[{number}] {text}" for number, text in enumerate(together, 1)]
+            yield passage_prompt("\n\n".join(numbered)[:LONGEST], chance)
+            continue
         if len(answer) >= 200 and chance.random() < 0.62:
             paragraphs = [part for part in answer.split("\n\n") if part.strip()]
             passage = excerpt(paragraphs, chance) if len(answer) > 900 else answer
@@ -93,10 +118,3 @@ def next_turns(talks: Iterable[tuple[Prompt, str]], seed: int) -> Iterator[Promp
         said = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         follow = casual(fill(chance.choice(TEXTS["follow_ups"]), chance), chance)
         yield [*said, {"role": "assistant", "content": answer}, {"role": "user", "content": follow}]
-
-
-def text_of(prompt: Prompt) -> str:
-    """What the user wrote, for comparing prompts."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(message["content"] for message in prompt if message["role"] == "user")

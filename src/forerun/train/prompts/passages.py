@@ -86,6 +86,18 @@ def code_prompt(source: str, chance: random.Random) -> str:
     return chance.choice(TEXTS["code"]).replace("{passage}", source)
 
 
+def long_text(paragraphs: Sequence[str], chance: random.Random) -> str:
+    """Paragraphs in a row, 1200 to 6000 characters if there are as many."""
+    wanted = chance.choice((1200, 1800, 2400, 3200, 4500, 6000))
+    start = chance.randrange(max(1, len(paragraphs) // 2))
+    held: list[str] = []
+    for paragraph in paragraphs[start:]:
+        if held and sum(map(len, held)) + len(paragraph) > wanted:
+            break
+        held.append(paragraph)
+    return "\n\n".join(held)
+
+
 def excerpt(paragraphs: Sequence[str], chance: random.Random, most: int = 1400) -> str:
     """A few paragraphs in a row, at most so many characters."""
     start = chance.randrange(len(paragraphs))

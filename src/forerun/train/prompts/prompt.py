@@ -1,0 +1,12 @@
+"""A prompt: what a user writes, or a whole conversation."""
+
+from __future__ import annotations
+
+Prompt = str | list[dict[str, str]]
+
+
+def text_of(prompt: Prompt) -> str:
+    """What the user wrote, for comparing prompts."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(message["content"] for message in prompt if message["role"] == "user")

@@ -1,0 +1,90 @@
+"""How wide prompts are: their kinds, their lengths, what they share with each other and with the evaluation.
+
+A head drafts well on the kinds of text it was trained on, so what a set of prompts lacks is worth knowing before a GPU
+is busy with it for half an hour.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forerun.train.prompts.prompt import Prompt, text_of
+
+LONG = 300  # tokens
+SHARES = (0.1, 0.5, 0.9)
+# The first pattern that is found in what the user writes names the kind; what asks nothing of these is "other".
+KINDS = {
+    "translation": r"\btranslat|\bin (german|french|spanish|italian|english|chinese|japanese)\b",
+    "summary": r"\bsummar|\btl;?dr\b|\bcondense|\bmain points|\bkey (facts|points)|\bin short\b",
+    "code": r"```|\b(python|javascript|java|sql|html|function|script|code)\b|\bc\+\+|def \w+\(",
+    "extraction": r"\bextract|\bjson\b|\btable\b|\bclassify|\blist (all|every|the)\b",
+    "maths": r"\bhow (many|much)\b|\bsolve\b|\bcalculate|\d+ ?[-+*/×=] ?\d+|\bpercent",
+    "writing": r"\b(write|compose|draft|rewrite|story|poem|essay|email|letter)\b",
+    "roleplay": r"\b(pretend|act as|imagine you|you are an?|role)\b",
+    "question": r"\?|^(who|what|when|where|why|which|how|is|are|does|do|can|explain|describe|name)\b",
+}
+EXPECTED = ("question", "writing", "maths", "code", "summary")
+FEW = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is known about some prompts before anything is trained on them."""
+
+    count: int
+    kinds: dict[str, int]
+    conversations: int  # with several turns
+    quantiles: list[int]  # tokens of a prompt at SHARES, and the longest
+    long: int
+    too_long: int
+    repeated: int  # equal to another one, or nearly
+    evaluated: int  # share eight words in a row with the evaluation
+
+    def lines(self) -> list[str]:
+        """For people to read."""
+        kinds = ", ".join(f"{name} {count / self.count:.0%}" for name, count in self.kinds.items())
+        at = ", ".join(f"{share:.0%} up to {tokens}" for share, tokens in zip(SHARES, self.quantiles, strict=False))
+        told = [
+            f"{self.count} prompts: {kinds}; {self.conversations} with several turns",
+            f"tokens: {at}, the longest {self.quantiles[-1]}; {self.long} over {LONG}",
+            f"left out: {self.repeated} that repeat another one, {self.evaluated} that share eight words in a row with "
+            f"the evaluation, {self.too_long} that are too long",
+        ]
+        missing = [name for name in EXPECTED if self.kinds.get(name, 0) < FEW * self.count]
+        if self.long < FEW * self.count:
+            missing.append(f"inputs over {LONG} tokens")
+        if missing:
+            told.append(f"hardly any {', '.join(missing)}: the head will draft worse on such prompts")
+        return told
+
+
+def kind_of(prompt: Prompt) -> str:
+    """What a prompt asks for, guessed from its words; what it asks stands at its beginning or its end."""
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    asked = (text if len(text) < 600 else f"{text[:300]}\n{text[-300:]}").lower()
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, asked)), "other")
+
+
+def nearly(prompt: Prompt) -> str:
+    """The same for prompts that differ in case and signs alone."""
+    said = text_of(prompt) if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    return " ".join(re.findall(r"\w+", said.lower())) or said
+
+
+def survey(prompts: Sequence[Prompt], lengths: Sequence[int], most: int, repeated: int, evaluated: int) -> Survey:
+    """Of the prompts that are left once repeated and evaluated ones are gone; `most`: tokens one may have."""
+    kinds = Counter(map(kind_of, prompts))
+    ordered = sorted(lengths) or [0]
+    return Survey(
+        count=max(len(prompts), 1),
+        kinds=dict(kinds.most_common()),
+        conversations=sum(isinstance(prompt, list) for prompt in prompts),
+        quantiles=[*(ordered[int(share * (len(ordered) - 1))] for share in SHARES), ordered[-1]],
+        long=sum(length > LONG for length in lengths),
+        too_long=sum(length > most for length in lengths),
+        repeated=repeated,
+        evaluated=evaluated,
+    )
