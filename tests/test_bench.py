@@ -25,6 +25,7 @@ from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 from forerun.progress import NullProgress
+from forerun.train.prompts.questions import Question
 
 FIELDS = {
     "workload", "arm", "temperature", "tokens_per_second", "ratio", "tokens_per_round", "accepted_per_position",
@@ -312,6 +313,7 @@ def test_the_suite_of_the_head_measures_acceptance_and_speed(
 ) -> None:
     monkeypatch.setattr(mtp, "ARMS", {"lookup": {"draft": "lookup", "draft_tokens": 2}})
     monkeypatch.setattr(runner, "WARM_UP_TOKENS", 2)
-    figures = mtp.speed(model, [("chat", "hello"), ("code", "go go go go")])
+    asked = [Question("everyday", "chat", "hello", long=False), Question("everyday", "code", "go go go", long=False)]
+    figures = mtp.speed(model, asked)
     assert set(figures) == {"lookup", "plain_tokens_per_second"}
     assert set(figures["lookup"]) == {"ratio", "median", "geometric_mean"}

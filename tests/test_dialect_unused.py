@@ -54,7 +54,9 @@ def namespace(**more: Any) -> dict[str, Any]:
 DIRECT = {"caller": {"type": "direct"}}
 FORMAT = {"type": "json_schema", "name": "n", "description": "d", "schema": SCHEMA}
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "x"}]}
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"}
 RESPONSES: list[Case] = [
+    (items({"role": "user", "content": [PICTURE]}), "Image.detail", "input_image.detail"),
     (items(said(annotations=[{"type": "url_citation"}])), "Text.annotations", "annotations"),
     (items(said(logprobs=[{"token": "x"}])), "Text.logprobs", "logprobs"),
     (items(said(prompt_cache_breakpoint={})), "", "prompt_cache_breakpoint"),
@@ -123,8 +125,10 @@ MESSAGES: list[Case] = [
     ({"messages": [USER], "thinking": {"type": "disabled", "budget_tokens": 9}}, "", "thinking.budget_tokens"),
 ]
 USED = {
-    "Text.type", "Text.text", "Refusal.type", "Refusal.refusal", "Media.type", "Message.type", "Message.role",
-    "Message.content", "FunctionCall.type", "FunctionCall.call_id", "FunctionCall.name", "FunctionCall.arguments",
+    "Text.type", "Text.text", "Refusal.type", "Refusal.refusal", "Image.type", "Image.image_url", "Image.file_id",
+    "Audio.type", "Audio.input_audio", "Video.type", "Video.video_url", "Unreadable.type", "Message.type",
+    "Message.role", "Message.content", "FunctionCall.type", "FunctionCall.call_id", "FunctionCall.name",
+    "FunctionCall.arguments",
     "FunctionCall.namespace", "CustomToolCall.type", "CustomToolCall.call_id", "CustomToolCall.name",
     "CustomToolCall.input", "CustomToolCall.namespace", "CallOutput.type", "CallOutput.call_id", "CallOutput.output",
     "CallOutput.name", "CallOutput.namespace", "Reasoning.type", "Reasoning.summary", "Reasoning.content",
@@ -133,7 +137,8 @@ USED = {
     "AdditionalTools.tools", "ItemReference.type", "TextBlock.type", "TextBlock.text", "TextSource.type",
     "TextSource.data", "TextSource.media_type", "OtherSource.type", "DocumentBlock.type", "DocumentBlock.source",
     "DocumentBlock.title", "DocumentBlock.context", "SearchResultBlock.type", "SearchResultBlock.source",
-    "SearchResultBlock.title", "SearchResultBlock.content", "ImageBlock.type", "ToolReferenceBlock.type",
+    "SearchResultBlock.title", "SearchResultBlock.content", "ImageBlock.type", "ImageBlock.source",
+    "ImageData.type", "ImageData.media_type", "ImageData.data", "ImageElsewhere.type", "ToolReferenceBlock.type",
     "ToolReferenceBlock.tool_name", "ThinkingBlock.type", "ThinkingBlock.thinking", "RedactedThinkingBlock.type",
     "ToolUseBlock.type", "ToolUseBlock.id", "ToolUseBlock.name", "ToolUseBlock.input", "ToolResultBlock.type",
     "ToolResultBlock.tool_use_id", "ToolResultBlock.content", "ToolResultBlock.is_error", "CustomTool.type",
