@@ -23,6 +23,13 @@ from forerun.weights.config_reader import ConfigReader
 
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
 HEAD_DIM = 256  # what an absent field means in this family
+# What stands for media in a prompt, and the usual ids.
+MEDIA = {
+    "image_token_id": 248056,
+    "video_token_id": 248057,
+    "vision_start_token_id": 248053,
+    "vision_end_token_id": 248054,
+}
 
 
 def read_config(config: ConfigReader) -> DecoderConfig:
@@ -58,6 +65,7 @@ def hybrid_decoder(config: ConfigReader, feed_forward: DenseConfig | ExpertsConf
         tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
         layers=tuple(LayerConfig(mixers[kind], feed_forward) for kind in layer_kinds(text)),
         zero_centred_norms=True,
+        never=tuple(config.integer(*usual, low=0) for usual in MEDIA.items()) if "vision_config" in config else (),
         prefixes=("model.language_model.", "model."),  # beside a vision model, or alone
         towers=("model.visual.", "visual."),
         ignored=("mtp.",),

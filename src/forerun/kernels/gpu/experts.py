@@ -19,7 +19,7 @@ from forerun.kernels.gpu.norms import silu_mul
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import Activation
 
-OUTPUTS = 4  # columns of a program
+OUTPUTS = 2  # columns of a program
 # Inputs of one step of a product. On the way in, 16 bytes for each thread of four warps: what a thread has of the row
 # is then what it multiplies. On the way out one warp does all, and asks for the next expert before it has this one.
 STEP_IN, STEP_OUT = 1024, 512
