@@ -43,7 +43,9 @@ test-real: $(INSTALLED)  ## a few prompts on the real built-in model
 	$(PYTEST) -m "real and not long"
 
 test-all: $(INSTALLED)  ## everything that needs no GPU
-	$(PYTEST) -m "not gpu"
+	@scripts/install_browser.sh
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile -m "not real and not gpu"
+	$(PYTEST) -m "real"
 
 test-gpu:  ## with the interpreter that has torch for CUDA, not .venv
 	PYTHONPATH=src $(PYTHON) -m pytest -m "gpu or kernels" $(GPU_TESTS)
