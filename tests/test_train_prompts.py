@@ -149,6 +149,9 @@ def test_instruction_sets_are_read_in_their_own_forms(tmp_path: Path) -> None:
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "says nothing"),
         ('{"conversations": [{"from": "human"}]}', "without text"),
         ('{"messages": "x"}', "list of objects"),
+        ("[" * 200_000, "not valid JSON"),
+        (r'{"prompt": "half \ud83d of it"}', "half of a character"),
+        (r'{"messages": [{"role": "user", "content": "\udc00"}]}', "half of a character"),
     ],
 )
 def test_bad_prompt_files_are_refused_with_file_and_line(text: str, told: str, tmp_path: Path) -> None:
@@ -157,6 +160,37 @@ def test_bad_prompt_files_are_refused_with_file_and_line(text: str, told: str, t
     with pytest.raises(ForerunError, match=r"bad\.jsonl, line 3: ") as error:
         read_prompts([file])
     assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_lists_in_json_files_are_no_lines_of_text(tmp_path: Path) -> None:
+    """Instruction sets come as one list too: brackets and field names are nothing to train on."""
+    file = tmp_path / "set.json"
+    file.write_text(json.dumps([{"instruction": "Sort.", "input": "b, a"}, {"prompt": "Go on."}], indent=1))
+    assert read_prompts([file]) == ["Sort.\n\nb, a", "Go on."]
+    file.write_text('[{"prompt": "good"}, {"answer": "x"}]')
+    with pytest.raises(ForerunError, match=r"set\.json, entry 2: has no field"):
+        read_prompts([file])
+    for name in ("lines.json", "LINES.JSONL", "lines.ndjson"):
+        (tmp_path / name).write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+        assert read_prompts([tmp_path / name]) == ["a", "b"]
+
+
+def test_a_mark_before_the_first_character_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    for name, text in (("a.jsonl", '{"prompt": "one"}'), ("a.txt", "one")):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert read_prompts([tmp_path / name]) == ["one"]
+    assert [question.prompt for question in read_evaluation(tmp_path / "a.jsonl")] == ["one"]
+
+
+def test_what_cannot_be_read_is_one_line_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "named.txt").mkdir()  # a folder, whatever its name
+    (tmp_path / "a.txt").write_text("one")
+    assert read_prompts([tmp_path]) == ["one"]
+    (tmp_path / "a.txt").write_bytes("größer".encode("latin-1"))
+    with pytest.raises(ForerunError, match="not UTF-8"):
+        read_prompts([tmp_path])
+    with pytest.raises(ForerunError, match="No such file"):
+        read_evaluation(tmp_path / "none.jsonl")
 
 
 def test_a_survey_tells_kinds_lengths_and_what_is_missing() -> None:
@@ -173,7 +207,12 @@ def test_a_survey_tells_kinds_lengths_and_what_is_missing() -> None:
     told = "\n".join(found.lines())
     assert "50 prompts: translation 20%" in told and "the longest 400; 10 over 300" in told
     assert "3 that repeat another one, 2 that share" in told and "10 that are too long" in told
-    assert "hardly any maths:" in told
+    assert "hardly any maths, inputs over 300 tokens:" in told  # those that are too long are not learned from
+    assert "4 that the chat template does not take" in survey(prompts, [5] * 5, 350, 0, 0, refused=4).lines()[2]
+    instructed = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    talk = [*instructed[1:], {"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]
+    assert survey([instructed, talk], [9, 9], 350, 0, 0).conversations == 1  # a system message is no turn
+    assert survey([], [], 350, repeated=0, evaluated=4).lines()[0].startswith("0 prompts")
 
 
 @pytest.mark.parametrize("kind", sorted(WRITERS))

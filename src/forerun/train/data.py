@@ -125,9 +125,8 @@ class Writer:
         encoded = [(prompt, ids) for prompt, ids in zip(fresh, self.encoder.encode_all(fresh), strict=True) if ids]
         most = min(self.settings.prompt_tokens, self.target.config.context - self.settings.answer_tokens)
         if told:
-            known = survey(
-                [prompt for prompt, _ in encoded], [len(ids) for _, ids in encoded], most, repeated, evaluated
-            )
+            lengths, refused = [len(ids) for _, ids in encoded], len(fresh) - len(encoded)
+            known = survey([prompt for prompt, _ in encoded], lengths, most, repeated, evaluated, refused)
             for line in known.lines():
                 self.log(line)
         return [(prompt, ids) for prompt, ids in encoded if len(ids) <= most]

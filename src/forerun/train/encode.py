@@ -75,4 +75,4 @@ class Encoder:
 def check_some(prompts: Sequence[object]) -> None:
     """A run without prompts has nothing to learn from."""
     if not prompts:
-        raise ForerunError("no usable prompts: all were too long or are in the evaluation set")
+        raise ForerunError("no usable prompts: all are too long, in the evaluation, or not what the template takes")

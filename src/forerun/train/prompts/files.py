@@ -11,7 +11,8 @@ from typing import Any
 from forerun.errors import ForerunError
 from forerun.train.prompts.prompt import Prompt
 
-KINDS = (".txt", ".jsonl", ".md")
+KINDS = (".txt", ".jsonl", ".md")  # what is looked for below folders
+JSON_LINES = (".jsonl", ".ndjson", ".json")
 FORMS = '"prompt", "messages", "conversations", "instruction" (with "input"), "question" or "text"'
 # Who speaks, in ShareGPT's words and others'.
 SPEAKERS = {
@@ -24,12 +25,13 @@ SPEAKERS = {
 def read_prompts(paths: Sequence[Path]) -> list[Prompt]:
     """All prompts of files, and of every .txt, .md and .jsonl file below folders.
 
-    Text: prompts are separated by blank lines when there are any, else each line is one. JSON lines: see `prompt_of`.
+    Text: prompts are separated by blank lines when there are any, else each line is one. JSON lines, and the list of a
+    .json file: see `prompt_of`.
     """
     found: list[Prompt] = []
     for path in paths:
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.suffix in KINDS)
+            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in KINDS and file.is_file())
         elif path.is_file():
             files = [path]
         else:
@@ -42,11 +44,11 @@ def read_prompts(paths: Sequence[Path]) -> list[Prompt]:
 
 
 def _read(file: Path) -> list[Prompt]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ForerunError(f"cannot read the prompts in {file}: it is not UTF-8 text") from error
-    if file.suffix == ".jsonl":
+    text, kind = read_text(file), file.suffix.lower()
+    if kind == ".json" and text.lstrip().startswith("["):
+        entries = enumerate(_parsed(text, str(file)), start=1)
+        return [_prompt(entry, f"{file}, entry {number}") for number, entry in entries]
+    if kind in JSON_LINES:
         # Not splitlines: a text inside of JSON may hold characters that it takes for line ends.
         lines = enumerate(text.split("\n"), start=1)
         return [prompt_of(line, f"{file}, line {number}") for number, line in lines if line.strip()]
@@ -61,10 +63,27 @@ def prompt_of(line: str, where: str) -> Prompt:
     {"prompt"}; {"messages": [{"role", "content"}]}; {"conversations": [{"from", "value"}]}; {"instruction", "input"};
     {"question", "context"}; {"text"}. A conversation goes up to the last thing the user says.
     """
+    return _prompt(_parsed(line, where), where)
+
+
+def read_text(file: Path) -> str:
+    """A file's text. Some programs, on Windows above all, write a mark before its first character."""
     try:
-        entry = json.loads(line)
-    except ValueError as error:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ForerunError(f"cannot read the prompts in {file}: it is not UTF-8 text") from error
+    except OSError as error:
+        raise ForerunError(f"cannot read the prompts in {file}: {error.strerror or error}") from error
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ForerunError(f"{where}: not valid JSON") from error
+
+
+def _prompt(entry: Any, where: str) -> Prompt:
     if not isinstance(entry, dict):
         raise ForerunError(f"{where}: not an object with a field {FORMS}")
     for field in ("messages", "conversations"):
@@ -85,7 +104,16 @@ def prompt_of(line: str, where: str) -> Prompt:
     text = "\n\n".join(part.strip() for part in parts if part and part.strip())
     if not text:
         raise ForerunError(f"{where}: the prompt is empty")
+    _check_characters(text, where)
     return text
+
+
+def _check_characters(text: str, where: str) -> None:
+    """JSON can spell halves of a character, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ForerunError(f"{where}: the prompt holds half of a character (an unpaired surrogate)") from error
 
 
 def _conversation(turns: Any, where: str) -> Prompt:
@@ -100,6 +128,7 @@ def _conversation(turns: Any, where: str) -> Prompt:
             raise ForerunError(f"{where}: no speaker {speaker!r} is known; use user, assistant or system")
         if not isinstance(text, str):
             raise ForerunError(f"{where}: a turn without text")
+        _check_characters(text, where)
         messages.append({"role": SPEAKERS[speaker.lower()], "content": text.strip()})
     while messages and messages[-1]["role"] != "user":
         messages.pop()

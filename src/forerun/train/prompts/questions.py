@@ -8,7 +8,7 @@ from importlib.resources import files as package_files
 from pathlib import Path
 
 from forerun.errors import ForerunError
-from forerun.train.prompts.files import prompt_of
+from forerun.train.prompts.files import prompt_of, read_text
 from forerun.train.prompts.prompt import Prompt
 
 EVERYDAY, WIDE = "everyday", "wide"
@@ -34,11 +34,7 @@ def read_evaluation(path: Path | None) -> list[Question]:
             for name, file in BUILT_IN.items()
             for question in _read(package.joinpath(file).read_text(encoding="utf-8"), name, file)
         ]
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ForerunError(f"cannot read the evaluation prompts in {path}") from error
-    found = _read(text, "given", str(path))
+    found = _read(read_text(path), "given", str(path))
     if not found:
         raise ForerunError(f"{path} holds no evaluation prompts")
     return found

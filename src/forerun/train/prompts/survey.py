@@ -42,19 +42,20 @@ class Survey:
     too_long: int
     repeated: int  # equal to another one, or nearly
     evaluated: int  # share eight words in a row with the evaluation
+    refused: int  # hold control tokens, or the chat template does not take them
 
     def lines(self) -> list[str]:
         """For people to read."""
-        kinds = ", ".join(f"{name} {count / self.count:.0%}" for name, count in self.kinds.items())
+        kinds = ", ".join(f"{name} {count / max(self.count, 1):.0%}" for name, count in self.kinds.items())
         at = ", ".join(f"{share:.0%} up to {tokens}" for share, tokens in zip(SHARES, self.quantiles, strict=False))
         told = [
             f"{self.count} prompts: {kinds}; {self.conversations} with several turns",
             f"tokens: {at}, the longest {self.quantiles[-1]}; {self.long} over {LONG}",
             f"left out: {self.repeated} that repeat another one, {self.evaluated} that share eight words in a row with "
-            f"the evaluation, {self.too_long} that are too long",
+            f"the evaluation, {self.too_long} that are too long, {self.refused} that the chat template does not take",
         ]
         missing = [name for name in EXPECTED if self.kinds.get(name, 0) < FEW * self.count]
-        if self.long < FEW * self.count:
+        if self.long - self.too_long < FEW * self.count:
             missing.append(f"inputs over {LONG} tokens")
         if missing:
             told.append(f"hardly any {', '.join(missing)}: the head will draft worse on such prompts")
@@ -74,17 +75,25 @@ def nearly(prompt: Prompt) -> str:
     return " ".join(re.findall(r"\w+", said.lower())) or said
 
 
-def survey(prompts: Sequence[Prompt], lengths: Sequence[int], most: int, repeated: int, evaluated: int) -> Survey:
-    """Of the prompts that are left once repeated and evaluated ones are gone; `most`: tokens one may have."""
+def survey(
+    prompts: Sequence[Prompt], lengths: Sequence[int], most: int, repeated: int, evaluated: int, refused: int = 0
+) -> Survey:
+    """Of the prompts that are left once repeated, evaluated and refused ones are gone; `most`: tokens one may have."""
     kinds = Counter(map(kind_of, prompts))
     ordered = sorted(lengths) or [0]
     return Survey(
-        count=max(len(prompts), 1),
+        count=len(prompts),
         kinds=dict(kinds.most_common()),
-        conversations=sum(isinstance(prompt, list) for prompt in prompts),
+        conversations=sum(map(_goes_on, prompts)),
         quantiles=[*(ordered[int(share * (len(ordered) - 1))] for share in SHARES), ordered[-1]],
         long=sum(length > LONG for length in lengths),
         too_long=sum(length > most for length in lengths),
         repeated=repeated,
         evaluated=evaluated,
+        refused=refused,
     )
+
+
+def _goes_on(prompt: Prompt) -> bool:
+    """Did somebody answer before? What a system message says is no turn."""
+    return not isinstance(prompt, str) and sum(message["role"] != "system" for message in prompt) > 1
