@@ -85,6 +85,44 @@ def test_large_blocks_go_back_at_once(told: bool) -> None:
     assert found.stdout.split() == [str(told), str(int(told))]
 
 
+TOUCHED = """
+import ctypes, resource, threading
+from forerun.memory import LARGE, return_large_blocks
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+assert return_large_blocks()
+
+def rounds(count):
+    for _ in range(count):
+        block = libc.malloc(1 << 20)
+        libc.memset(block, 1, 1 << 20)
+        libc.free(block)
+
+def work():
+    rounds(3)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    rounds(100)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the GNU C library's own numbers"
+)
+def test_smaller_blocks_stay() -> None:
+    """An engine's thread takes and frees a megabyte in every layer: its pages are not to go back each time."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", TOUCHED]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert int(found.stdout) < 100 * 16  # a block has 256 pages
+
+
 def test_machines_that_do_not_say(tmp_path: Path) -> None:
     assert available_memory(tmp_path) is None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import uvicorn
 from engines import PAGE, NoText, decoder, engine, finish, request, run
 from local_engines import ask, language_model, read, serving, tokens, until, work
 from serve_fakes import call, live
@@ -17,11 +18,13 @@ from stream_rules import events_of, text_of
 from tiny import tiny_model
 from tiny_gemma import tiny_gemma
 from tiny_qwen import tiny_of
+from uvicorn.server import ServerState
 
 from forerun.engine.sequence import Sequence, Status
 from forerun.models.layers.decoder import Decoder
 from forerun.serve import sse
 from forerun.serve.app import create_app
+from forerun.serve.connection import Connection
 from forerun.serve.local_engine import LocalEngine
 from forerun.serve.local_model import loaded_model
 from forerun.serve.model_service import ModelService
@@ -78,7 +81,9 @@ def test_copies_for_those_who_wait_have_a_limit(target: Decoder) -> None:
     for _ in range(5):
         machine.step()
     assert waits.status is Status.WAITING and paused[1].cache.parked is None
+    assert machine.scheduler.idle  # rounds with nobody in them would keep a core busy until somebody leaves
     machine.release(paused[0])
+    assert not machine.scheduler.idle
     machine.step()
     assert waits.status is Status.RUNNING and paused[1].cache.parked is not None
     for sequence in (paused[1], waits):
@@ -157,3 +162,47 @@ def test_sockets_that_nobody_reads(target: Decoder, monkeypatch: pytest.MonkeyPa
         wait_until(lambda: not local._answers)
     asyncio.run(local.close())
     assert model.engine.pool.free == model.engine.pool.count and not model.engine.pool.parked_bytes
+
+
+class GoneSocket:
+    """Of a client that has hung up before anybody looked: some systems then refuse to set anything."""
+
+    family = socket.AF_INET
+
+    def setsockopt(self, *_: object) -> None:
+        raise OSError(22, "Invalid argument")
+
+    def getsockname(self) -> tuple[str, int]:
+        return ("127.0.0.1", 8000)
+
+    getpeername = getsockname
+
+
+class GoneTransport:
+    def __init__(self) -> None:
+        self.limits: dict[str, int] = {}
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return GoneSocket() if name == "socket" else default
+
+    def set_write_buffer_limits(self, **limits: int) -> None:
+        self.limits = limits
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+def test_a_client_that_is_gone_already_has_limits_like_others() -> None:
+    async def main() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+        config = uvicorn.Config(app, lifespan="off", log_config=None)
+        config.load()
+        connection, transport = Connection(config, ServerState(), {}), GoneTransport()
+        connection.connection_made(transport)
+        assert transport.limits and connection._timer is not None
+        connection.connection_lost(None)
+
+    asyncio.run(main())

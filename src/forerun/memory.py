@@ -12,7 +12,7 @@ from pathlib import Path
 VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
-M_MMAP_THRESHOLD = -3  # as malloc.h of the GNU C library numbers it
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h of the GNU C library numbers them
 LARGE = 8 << 20  # bytes: logits of batches are larger, what one sequence needs from layer to layer is smaller
 
 
@@ -21,9 +21,11 @@ def return_large_blocks() -> bool:
 
     The GNU C library learns to keep blocks of up to 32 MiB for the next request. Logits of batches have another size
     in every round: among blocks that are in use they leave holes, and a server that runs for hours grows by these.
+    Told one size it learns none, so it is told as well to keep twice as much at the end of its memory, as it does of
+    itself: else smaller blocks would go back and come again in every layer.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    return mallopt is not None and mallopt(M_MMAP_THRESHOLD, LARGE) == 1
+    return mallopt is not None and mallopt(M_MMAP_THRESHOLD, LARGE) == 1 and mallopt(M_TRIM_THRESHOLD, 2 * LARGE) == 1
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

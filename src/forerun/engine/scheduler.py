@@ -139,5 +139,14 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing to do."""
-        return not self.waiting and all(s.status in (Status.FINISHED, Status.PAUSED) for s in self.active)
+        """Nothing to do, until somebody comes, goes on or leaves."""
+        return all(s.status in (Status.FINISHED, Status.PAUSED) for s in self.active) and not self._may_begin()
+
+    def _may_begin(self) -> bool:
+        """Is there somebody waiting whom `admit` may let in? Not where copies are at their limit."""
+        if not self.waiting or self.pool.parked_bytes < self.parked_limit:
+            return bool(self.waiting)
+        request = self.waiting[0].request
+        pages = self.pool.pages_for(self.reservation(len(request.prompt), request.max_tokens))
+        given_up = any(s.status is Status.FINISHED and s.cache.pages for s in self.active)
+        return given_up or (self.pool.free >= pages and self.pool.free_slots >= 1)

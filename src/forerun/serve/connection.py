@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import Any
 
@@ -26,7 +27,8 @@ class Connection(H11Protocol):
         transport.set_write_buffer_limits(high=UNSENT)
         endpoint = transport.get_extra_info("socket")
         if hasattr(socket, "TCP_NOTSENT_LOWAT") and endpoint.family in (socket.AF_INET, socket.AF_INET6):
-            endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+            with contextlib.suppress(OSError):  # some systems refuse it where the client is gone already
+                endpoint.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         self._start()
 
     def data_received(self, data: bytes) -> None:
