@@ -36,7 +36,7 @@ def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
         "## Data",
         f"{data['answers']} answers, {data['tokens'] / 1e6:.1f} M tokens with their prompts; "
         f"{report['settings']['greedy_share']:.0%} greedy, the others sampled (temperature 0.7, some 0.8 and 1.0); "
-        "loops cut, duplicates dropped. Sources:",
+        "loops cut, duplicates dropped. Sources, and the prompts that each offered, not all of which were answered:",
         *(f"- {source}: {count} prompts" for source, count in data["sources"].items()),
         *_earlier_data(report["history"]),
         "",
