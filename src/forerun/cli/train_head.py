@@ -24,7 +24,7 @@ def train_head(
         list[Path] | None,
         typer.Option(
             "--prompts",
-            help="File or folder of prompts (text, JSON lines); may be given again. Default: built-in ones.",
+            help="File or folder of prompts (text, JSON lines or list); may be given again. Default: built-in.",
             rich_help_panel=DATA_PANEL,
         ),
     ] = None,
