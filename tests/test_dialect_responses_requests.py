@@ -224,6 +224,11 @@ def test_what_has_no_effect_is_named(service: FakeChatService, client: openai.Op
         ({"temperature": -1}, "temperature", "invalid_value"),
         ({"tool_choice": "required"}, "tool_choice", None),
         ({"tool_choice": {"type": "function", "name": "other"}, "tools": [WEATHER]}, "tool_choice", None),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": ["a"]}]}},
+            "tool_choice.tools[0].name",
+            None,
+        ),
         ({"tools": [WEATHER, WEATHER]}, "tools", None),
         ({"chat_template_kwargs": {"enable_thinking": 3}}, "chat_template_kwargs", None),
         ({"speculative": "magic"}, "speculative", None),

@@ -145,10 +145,14 @@ def _choice(request: Prompt, tools: Sequence[Tool], notes: Notes) -> tuple[ToolC
     if isinstance(wanted, NamedTool):
         return ToolChoice("named", wanted.name, parallel), tools
     if isinstance(wanted, AllowedTools):
-        names = {tool.get("name") for tool in wanted.tools}
-        for tool in wanted.tools:
-            if tool.get("name") not in {known.name for known in tools}:
-                notes.unused(f"tool_choice {tool.get('name') or tool.get('type')}")
+        names, known = set(), {tool.name for tool in tools}
+        for at, tool in enumerate(wanted.tools):
+            name = tool.get("name")
+            if not isinstance(name, str | None):
+                raise bad_request("A tool's name must be text.", f"tool_choice.tools[{at}].name")
+            names.add(name)
+            if name not in known:
+                notes.unused(f"tool_choice {name or tool.get('type')}")
         return ToolChoice(wanted.mode, parallel=parallel), [tool for tool in tools if tool.name in names]
     return ToolChoice(wanted or "auto", parallel=parallel), tools
 
