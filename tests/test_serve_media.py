@@ -27,6 +27,7 @@ from forerun.serve.app import create_app
 from forerun.serve.local_engine import LocalEngine
 from forerun.serve.local_model import loaded_model
 from forerun.serve.model_service import ModelService
+from forerun.serve.routes.chat_request import ChatRequest
 from forerun.serve.settings import ServeSettings
 
 
@@ -149,6 +150,18 @@ def test_videos_and_the_forms_of_other_servers(address: str, reader: FakeReader)
         ("image", b"a cat"),
     ]
     assert said(chat(address, ask(heard))) == said(chat(address, ask(sound())))
+
+
+def test_texts_are_not_looked_through_for_pictures() -> None:
+    """Letter by letter that would hold up everybody: eight megabytes take most of a second."""
+
+    class Whole(str):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("letter by letter")
+
+    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}]})
+    request.messages[0].content = Whole("Hi")
+    assert not list(request.warnings())
 
 
 def test_what_detail_asks_for_is_named_as_without_effect(address: str) -> None:

@@ -97,8 +97,9 @@ class ChatRequest(GenerationFields):
     def warnings(self) -> Iterator[str]:
         """What was sent and changes nothing: pictures are always read as their model reads them."""
         yield from super().warnings()
-        parts = [part for message in self.messages for part in message.content or () if isinstance(part, ImagePart)]
-        if any(part.image_url.detail not in (None, "auto") for part in parts):
+        contents = (message.content for message in self.messages if not isinstance(message.content, str | None))
+        pictures = [part for parts in contents for part in parts if isinstance(part, ImagePart)]
+        if any(part.image_url.detail not in (None, "auto") for part in pictures):
             yield "without effect: image_url.detail"
 
     def check(self) -> None:
