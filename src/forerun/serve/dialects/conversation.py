@@ -40,28 +40,27 @@ class Conversation:
         self.media: list[SentMedia] = []  # one for each place in the messages
         self._names: dict[str, str] = {}  # of the tools, by the id of the call
         self._from_tools: list[SentMedia] = []  # what tools gave since the last turn
+        self._open: dict[str, Any] = {}  # the message that was added to last
+        self._texts: dict[str, list[str]] = {}  # for its fields; joined once, as one by one takes minutes
 
     def system(self, text: str) -> None:
         """Instructions. At the start they are one message: many templates know no second one there."""
         if not text:
             return
-        self.end()
+        self._show_results()
         if len(self.messages) == 1 and self.messages[0]["role"] == "system":
-            self.messages[0]["content"] += BETWEEN + text
+            self._append(self.messages[0], "content", text)
         else:
             self.messages.append({"role": "system", "content": text})
 
     def user(self, text: str) -> None:
         """A user's turn, or more of it."""
-        turn = self._turn("user")
-        if isinstance(turn["content"], str):
-            self._append(turn, "content", text)
-        elif text:
-            turn["content"] = text_after(turn["content"], [text])
+        self._append(self._turn("user"), "content", text)
 
     def shows(self, media: SentMedia) -> None:
         """A picture of the user's, or the like."""
         turn = self._turn("user")
+        self._join()
         turn["content"] = [*(in_parts(turn["content"]) if turn["content"] else ()), place(media)]
         self.media.append(media)
 
@@ -99,20 +98,34 @@ class Conversation:
         return last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
 
     def end(self) -> None:
-        """Nothing more comes, or a turn of its own."""
+        """Nothing more comes: only now are the messages whole."""
+        self._show_results()
+        self._join()
+
+    def _show_results(self) -> None:
+        """What tools gave to look at, before a turn of its own."""
         waiting, self._from_tools = self._from_tools, []
         for media in waiting:
             self.shows(media)
 
     def _turn(self, role: str) -> dict[str, Any]:
-        self.end()
+        self._show_results()
         if not self.messages or self.messages[-1]["role"] != role:
             self.messages.append({"role": role, "content": ""})
         return self.messages[-1]
 
-    @staticmethod
-    def _append(message: dict[str, Any], key: str, text: str) -> None:
-        message[key] = message[key] + BETWEEN + text if message.get(key) and text else message.get(key, "") + text
+    def _append(self, message: dict[str, Any], key: str, text: str) -> None:
+        if message is not self._open:
+            self._join()
+            self._open = message
+        if text:
+            self._texts.setdefault(key, []).append(text)
+
+    def _join(self) -> None:
+        for key, texts in self._texts.items():
+            said = self._open.get(key)
+            self._open[key] = text_after(said, texts) if said else BETWEEN.join(texts)
+        self._texts = {}
 
 
 def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
