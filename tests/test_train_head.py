@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -365,3 +366,28 @@ def test_the_command_reads_several_files_and_says_how_wide_they_are(
     assert "left out: 1 that repeat another one, 1 that share eight words" in told.err
     assert told.err.index("9 prompts:") < told.err.index("answers kept")
     assert "### Given: greedy" in told.out
+
+
+def test_a_model_without_a_template_is_asked_what_it_can_be_asked(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A conversation, or more than fits, is left out before the training, instead of ending the run after it."""
+    base = tmp_path / "base"
+    shutil.copytree(model, base)
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    talk = [{"role": role, "content": "Hi"} for role in ("user", "assistant", "user")]
+    asked = [{"messages": talk}, {"prompt": "word " * 900}, {"prompt": "what comes after 2?"}]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": f"Why is {n} odd?"}) for n in range(8)))
+    command = ["train-head", str(base), "--out", str(tmp_path / "head"), "--device", "cpu", "--steps", "1"]
+    command += ["--prompts", str(tmp_path / "p.jsonl"), "--answer-tokens", "12"]
+    assert main([*command, "--evaluation", str(tmp_path / "questions.jsonl")]) == 0
+    told = capsys.readouterr()
+    assert "2 of 3 evaluation prompts left out" in told.err and "| all | 1 |" in told.out
+    assert (tmp_path / "head" / "head.safetensors").is_file()
+    (tmp_path / "questions.jsonl").write_text(json.dumps(asked[0]))
+    assert main([*command, "--evaluation", str(tmp_path / "questions.jsonl")]) != 0
+    assert "can be asked no evaluation prompt" in capsys.readouterr().err.splitlines()[-1]

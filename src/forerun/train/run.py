@@ -73,6 +73,7 @@ def train_head(
     tokenizer = load_tokenizer(folder)
     encoder, ends = Encoder(tokenizer), stop_token_ids(folder, tokenizer)
     questions = read_evaluation(evaluation)
+    asked = _askable(questions, encoder, target.config.context - settings.evaluation_tokens, log)
     log(f"loaded {folder.name} on {where}, {time.monotonic() - began:.0f} s")
 
     def left(share: float) -> float | None:
@@ -109,7 +110,6 @@ def train_head(
     trainer.keep_best()
     log(f"trained {record.steps} steps, {time.monotonic() - began:.0f} s")
     del store, trainer
-    asked = [Asked(question, encoder.encode_one(question.prompt)) for question in questions]
     size, first = _draft_vocab(settings, start, target.config.vocab)
     order = vocabulary_order(frequency, first)
     report = measure(head, asked, ends, order, size, settings.evaluation_tokens, progress)
@@ -172,6 +172,26 @@ def _check_recipe(work: Path, settings: Settings, model: str) -> None:
         raise ForerunError(f"{work} holds a run with other settings: delete it, or give another --work folder")
     work.mkdir(parents=True, exist_ok=True)
     file.write_text(recipe, encoding="utf-8")
+
+
+def _askable(questions: Sequence[Question], encoder: Encoder, most: int, log: Callable[[str], None]) -> list[Asked]:
+    """Those with at most so many tokens that the model can be asked: without a template it takes no conversations.
+
+    Found out before anything is trained: a run that ends here is lost.
+    """
+    found = []
+    for question in questions:
+        try:
+            ids = encoder.encode_one(question.prompt)
+        except ForerunError:
+            continue
+        if len(ids) <= most:
+            found.append(Asked(question, ids))
+    if not found:
+        raise ForerunError("the model can be asked no evaluation prompt: give short ones, as text, with --evaluation")
+    if left_out := len(questions) - len(found):
+        log(f"{left_out} of {len(questions)} evaluation prompts left out: too long, or not what the template takes")
+    return found
 
 
 def _answers(
