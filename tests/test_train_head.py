@@ -158,6 +158,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert not torch.equal(halfway["mtp.fc.weight"], whole["mtp.fc.weight"])
     with pytest.raises(ForerunError, match="other settings"):
         train(model, tmp_path / "head", replace(SMALL, rate=2e-3), prompts, questions)
+    for given in ((questions, questions), (prompts, prompts.with_suffix(".jsonl"))):  # its answers fit no other data
+        prompts.with_suffix(".jsonl").write_text('{"prompt": "say something about 3"}')
+        with pytest.raises(ForerunError, match="or data"):
+            train(model, tmp_path / "head", SMALL, *given)
 
 
 def test_a_draft_vocabulary_is_sorted_and_of_the_size_asked_for(

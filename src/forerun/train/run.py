@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -88,7 +89,12 @@ def train_head(
     head = Head(target, taps, settings.intermediate if start is None else start.intermediate, _attention(target, log))
     if start is not None:
         start.put_into(head)  # before any answer is written, so that a head that does not fit is refused at once
-    _check_recipe(work, settings, model)
+    data = {
+        "prompts": [str(path.absolute()) for path in prompts],
+        "texts": None if texts is None else str(texts.absolute()),
+        "evaluation": _digest(questions),  # the answers are kept apart from this one
+    }
+    _check_recipe(work, {"model": model} | settings.recipe() | data)
     answers, sources = _answers(
         target, encoder, ends, settings, questions, work, prompts, texts, progress, log,
         left(GENERATION_SHARE * settings.data_share), taps,
@@ -164,12 +170,17 @@ def _draft_vocab(settings: Settings, start: Start | None, vocab: int) -> tuple[i
     return (vocab, None) if start.draft_vocab is None else (len(start.draft_vocab), start.draft_vocab)
 
 
-def _check_recipe(work: Path, settings: Settings, model: str) -> None:
-    """Refuses to go on with other settings than the run began with."""
-    recipe = json.dumps({"model": model} | settings.recipe(), sort_keys=True, indent=1)
+def _digest(questions: Sequence[Question]) -> str:
+    """The same for the same prompts."""
+    return hashlib.sha256(json.dumps([question.prompt for question in questions]).encode()).hexdigest()
+
+
+def _check_recipe(work: Path, chosen: dict[str, Any]) -> None:
+    """Refuses to go on with other settings or data than the run began with."""
+    recipe = json.dumps(chosen, sort_keys=True, indent=1)
     file = work / RECIPE
     if file.is_file() and file.read_text(encoding="utf-8") != recipe:
-        raise ForerunError(f"{work} holds a run with other settings: delete it, or give another --work folder")
+        raise ForerunError(f"{work} holds a run with other settings or data: delete it, or give another --work folder")
     work.mkdir(parents=True, exist_ok=True)
     file.write_text(recipe, encoding="utf-8")
 
