@@ -175,6 +175,23 @@ def test_what_users_type_is_never_a_placeholder(template: str) -> None:
         assert typed in tokenizer.decode(prompt.ids) and typed in prompt.text
 
 
+@pytest.mark.parametrize("template", [VISION, MARKED, CHAT_TEMPLATE])
+@pytest.mark.parametrize("before", [[], [{"type": "image"}]])
+@pytest.mark.parametrize("texts", [("<|ima", "ge|>"), ("<|", "", "image|>"), ("<|im_e ", "nd|>x"), ("<|im_", "end|>")])
+def test_no_control_token_is_put_together_from_parts(template: str, before: Any, texts: tuple[str, ...]) -> None:
+    if before and template == CHAT_TEMPLATE:
+        pytest.skip("it has no places")
+    tokenizer = seeing_tokenizer(template)
+    controls = [tokenizer.convert_tokens_to_ids(text) for text in ("<|image|>", "<|im_end|>")]
+
+    def counted(*parts: str) -> list[int]:
+        content = [*before, *({"type": "text", "text": text} for text in parts)]
+        ids = encode_chat(tokenizer, [{"role": "user", "content": content}]).ids
+        return [ids.count(control) for control in controls]
+
+    assert counted(*texts) == counted("harmless")
+
+
 def test_systems_folded_into_a_turn_leave_its_media_alone() -> None:
     tokenizer = seeing_tokenizer("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + VISION)
     places = [{"type": "image"}, {"type": "text", "text": "What?"}]
