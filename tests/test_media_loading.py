@@ -268,6 +268,16 @@ def test_limits_of_a_prompt(gemma: Path, limits: dict[str, int], count: int, mes
         reader_of(gemma, **limits).read([1, *[IMAGE] * count], parts)
 
 
+def test_no_tower_is_read_for_a_prompt_that_media_make_too_long(gemma: Path) -> None:
+    fits = reader_of(gemma).read([*TEXT, IMAGE, IMAGE], [PICTURE] * 2).ids
+    model = forerun.load(str(gemma), dtype="float32", max_context=len(fits))
+    assert model.media is not None
+    with pytest.raises(ForerunError, match=f"at least {len(fits)} tokens with its media and the context holds"):
+        forerun.generate(model, [*TEXT, IMAGE, IMAGE], images=[encoded(picture())] * 2, max_tokens=1)
+    assert model.media._family._towers._vision is None  # type: ignore[attr-defined]
+    assert forerun.generate(model, [*TEXT[1:], IMAGE, IMAGE], images=[encoded(picture())] * 2, max_tokens=1).tokens
+
+
 def test_rows_are_of_the_decoders_size(tmp_path: Path) -> None:
     folder = save_media_gemma(tmp_path, random_unified())
     prompt = reader_of(folder).read([1, IMAGE], [PICTURE])

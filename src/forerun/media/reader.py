@@ -13,7 +13,7 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.media.expansion import Prepared, places
 from forerun.media.limits import MediaLimits
-from forerun.media.parts import Kind, MediaPart, MediaPrompt
+from forerun.media.parts import Kind, MediaPart, MediaPrompt, PromptTooLong
 from forerun.models.layers.media import MediaRun, PromptMedia
 
 
@@ -54,7 +54,16 @@ class Family(Protocol):
 class Reader:
     """A `MediaReader`: decodes outside of the engine, and runs a tower on a GPU where nobody else is inside of it."""
 
-    def __init__(self, family: Family, owner: AbstractContextManager[None], device: torch.device, limits: MediaLimits):
+    def __init__(
+        self,
+        family: Family,
+        owner: AbstractContextManager[None],
+        device: torch.device,
+        limits: MediaLimits,
+        context: int | None = None,
+    ) -> None:
+        """`context`: tokens that prompt and answer have room for."""
+        self._context = context
         self._family, self._owner, self._device, self._limits = family, owner, device, limits
         self._decoding = threading.Semaphore(2)  # prompts whose files are decoded at once, for the memory they take
         # A GPU must not be given work while a graph is captured. On a CPU a tower may take its time beside the rounds
@@ -64,6 +73,10 @@ class Reader:
     @property
     def kinds(self) -> frozenset[Kind]:
         return self._family.kinds
+
+    @property
+    def placeholders(self) -> Mapping[int, Kind]:
+        return self._family.placeholders
 
     def read(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
         """See `MediaReader.read`."""
@@ -77,11 +90,12 @@ class Reader:
                 raise ForerunError(f"{part.name}: this model does not read {part.kind}, only text and {known}")
         at = places(ids, parts, self._family.placeholders)
         with self._decoding:
-            prepared = self._prepare(parts)
+            prepared = self._prepare(parts, len(ids))
         embeddings = [self._encode(each) for each in prepared]
         return self._join(ids, at, prepared, embeddings)
 
-    def _prepare(self, parts: Sequence[MediaPart]) -> list[Prepared]:
+    def _prepare(self, parts: Sequence[MediaPart], tokens: int) -> list[Prepared]:
+        """`tokens`: of the prompt, with one placeholder for each part. What does not fit never reaches a tower."""
         prepared, left = [], self._limits.soft_tokens
         for part in parts:
             prepared.append(self._family.prepare(part, self._limits))
@@ -91,6 +105,9 @@ class Reader:
                     f"{part.name}: the media of the prompt take more than {self._limits.soft_tokens} tokens: bring "
                     "fewer or smaller ones"
                 )
+            tokens += len(prepared[-1].tokens) - 1
+            if self._context is not None and tokens >= self._context:
+                raise PromptTooLong(tokens, self._context)
         return prepared
 
     def _encode(self, prepared: Prepared) -> Tensor:
