@@ -27,8 +27,10 @@ class MediaReading:
 
     async def read(self, reader: MediaReader, ids: Sequence[int], media: tuple[SentMedia, ...]) -> MediaPrompt:
         """The prompt with rows in place of its placeholders. What is wrong with a part is a 400 that names it."""
+        waiting = [media]  # emptied when nobody waits any more: work that never begins stays in its queue a while
 
         def work() -> MediaPrompt:
+            media = waiting.pop()
             try:
                 return reader.read(ids, [one.part() for one in media])
             except PromptTooLong as error:
@@ -44,6 +46,7 @@ class MediaReading:
         try:
             return await self._off_loop.run(work, media[0].param)
         finally:
+            waiting.clear()
             self._held -= size
 
 
