@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
-import gc
 import http.client
 import json
 import threading
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -30,7 +28,6 @@ from forerun.serve.app import create_app
 from forerun.serve.local_engine import LocalEngine
 from forerun.serve.local_model import loaded_model
 from forerun.serve.model_service import ModelService
-from forerun.serve.sent_media import SentMedia
 from forerun.serve.settings import ServeSettings
 
 
@@ -349,41 +346,6 @@ def test_who_leaves_while_a_picture_is_read_holds_nothing_up(
         reader.go_on.set()
     assert said(chat(address, ask(image())))[0][0]
     until(lambda: engine.state().running == 0)
-
-
-class Sent(str):
-    """Media whose end can be seen."""
-
-
-def test_media_of_those_who_left_the_queue_are_not_kept(reader: SlowReader) -> None:
-    async def leave() -> None:
-        reading = media_reading.MediaReading(ServeSettings())
-        ids = seeing_tokenizer().convert_tokens_to_ids(["<|image|>"])
-
-        def begun(source: str) -> asyncio.Task[Any]:
-            media = (SentMedia("image", source, "messages", bare=True),)
-            return asyncio.ensure_future(reading.read(reader, ids, media))
-
-        slow = [begun("AAAA") for _ in range(2)]  # as many as there are threads
-        await asyncio.to_thread(until, lambda: reader.entered == before + 2)
-        source = Sent("BBBB")
-        seen, third = weakref.ref(source), begun(source)
-        await asyncio.sleep(0)
-        del source
-        third.cancel()
-        await asyncio.wait([third])
-        del third
-        gc.collect()
-        assert seen() is None, "nobody will ever read it"
-        reader.go_on.set()
-        assert all(read.ids for read in await asyncio.gather(*slow))
-
-    before = reader.entered
-    reader.go_on.clear()
-    try:
-        asyncio.run(leave())
-    finally:
-        reader.go_on.set()
 
 
 def test_a_picture_that_takes_too_long_is_given_up(engine: LocalEngine, reader: SlowReader) -> None:

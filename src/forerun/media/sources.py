@@ -6,6 +6,7 @@ import binascii
 import io
 import os
 import re
+import stat
 from typing import Any
 
 from forerun.errors import ForerunError
@@ -41,6 +42,9 @@ def from_file(kind: Kind, path: str | os.PathLike[str]) -> MediaPart:
     """A file, of which no more is read than may be."""
     name = os.fspath(path)
     try:
+        mode = os.stat(name).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe may let us wait, and gives everything once only
+            raise ValueError("it is not a regular file")
         with open(name, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
