@@ -16,6 +16,8 @@ from tiny import CHAT_TEMPLATE
 
 from forerun.errors import ForerunError
 from forerun.media import sources
+from forerun.media.decoding import read_image
+from forerun.media.limits import MediaLimits
 from forerun.media.messages import split_prompt, take_media
 from forerun.media.reading import checked_reader, what_is_read
 from forerun.media.sources import media_part
@@ -68,6 +70,34 @@ def test_a_picture_of_pillows_keeps_its_pixels() -> None:
     picture = image.new("RGB", (3, 2), (10, 200, 30))
     part = media_part("image", picture)
     assert image.open(BytesIO(part.data)).tobytes() == picture.tobytes()
+
+
+def test_a_picture_of_pillows_is_the_same_as_its_file() -> None:
+    """In the colours of printers too, and as its camera was held."""
+    from io import BytesIO
+
+    image = pytest.importorskip("PIL.Image")
+    picture = image.new("CMYK", (4, 2))
+    picture.putpixel((0, 0), (255, 0, 0, 0))
+    turned = image.Exif()
+    turned[0x0112] = 6
+    for exif in (image.Exif(), turned):
+        file = BytesIO()
+        picture.save(file, "JPEG", exif=exif)
+        opened = image.open(BytesIO(file.getvalue()))
+        read = [read_image(media_part("image", source), MediaLimits()) for source in (file.getvalue(), opened)]
+        assert read[0].size == read[1].size == ((2, 4) if exif else (4, 2))
+        assert read[0].tobytes() == read[1].tobytes()
+    assert "cannot be used" in error_of(media_part, "image", image.new("RGB", (0, 5)))
+
+
+@pytest.mark.parametrize("prompt", [None, 7, object(), [{"role": "user", "content": 5}]])
+def test_prompts_of_no_known_form_are_one_line(prompt: Any) -> None:
+    def made(media: Any) -> Any:
+        return encode_prompt(seeing_tokenizer(), split_prompt(prompt, media, templated=True)[0])
+
+    for media in ({}, {"image": [b"a"]}):
+        assert "must" in error_of(made, media)
 
 
 BAD_SOURCES: list[tuple[Any, Any, str]] = [

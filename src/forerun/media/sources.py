@@ -88,10 +88,14 @@ def _too_large(name: str) -> ForerunError:
 
 
 def _as_png(image: Any, name: str) -> bytes:
-    """The same pixels as a file, since files are what readers read."""
+    """The same pixels as a file, since files are what readers read; upright, since PNG does not keep how."""
+    from PIL import ImageOps
+
     file = io.BytesIO()
     try:
-        image.save(file, format="PNG")
-    except (OSError, ValueError, TypeError) as error:
+        upright = ImageOps.exif_transpose(image)
+        known = upright.mode in ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")  # to PNG
+        (upright if known else upright.convert("RGB")).save(file, format="PNG")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ForerunError(f"{name} cannot be used as a picture: {error}") from error
     return file.getvalue()
