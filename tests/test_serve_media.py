@@ -309,6 +309,14 @@ def test_nothing_is_read_for_an_answer_that_has_no_place(
     assert len(reader.read_parts) == before
 
 
+def test_nothing_is_read_for_an_answer_whose_form_cannot_be(address: str, reader: FakeReader) -> None:
+    before = len(reader.read_parts)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+    reply = call(address, "/v1/chat/completions", {"messages": ask(image()), "response_format": form})
+    assert reply.status == 400 and "response_format" in reply.json["error"]["param"]
+    assert len(reader.read_parts) == before
+
+
 def test_what_the_model_reads_is_said(address: str) -> None:
     assert call(address, "/props", method="GET").json["modalities"] == {"vision": True, "video": True, "audio": True}
     listed = call(address, "/v1/models", method="GET").json
