@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -67,8 +67,9 @@ class Reader:
         self._family, self._owner, self._device, self._limits = family, owner, device, limits
         self._decoding = threading.Semaphore(2)  # prompts whose files are decoded at once, for the memory they take
         # A GPU must not be given work while a graph is captured. On a CPU a tower may take its time beside the rounds
-        # of others; the lock is taken last, so that nobody who holds it waits for the engine.
+        # of others.
         self._running: AbstractContextManager[Any] = threading.Lock() if device.type == "cpu" else owner
+        self._loaded: set[Kind] = set()
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -111,10 +112,10 @@ class Reader:
         return prepared
 
     def _encode(self, prepared: Prepared) -> Tensor:
-        """Loading is under the engine's ownership everywhere, running wherever that is not a CPU."""
+        """Running is under the engine's ownership wherever that is not a CPU."""
         try:
-            with self._owner:
-                self._family.load(prepared.kind)
+            if prepared.kind not in self._loaded:
+                self._load(prepared.kind)
             with self._running, torch.inference_mode():
                 rows = self._family.encode(prepared)
                 if self._device.type == "cuda":  # the engine may read them on another stream
@@ -123,6 +124,14 @@ class Reader:
             raise ForerunError("there is not enough free memory for the media: bring fewer or smaller ones") from error
         assert len(rows) == prepared.rows, "a tower gave another number of rows than was announced"
         return rows
+
+    def _load(self, kind: Kind) -> None:
+        """While it builds a tower, transformers changes the number format of new tensors for the whole process: neither
+        the engine nor another tower may run. Who waits for a tower on a CPU is not inside of the engine.
+        """
+        with self._running, nullcontext() if self._running is self._owner else self._owner:
+            self._family.load(kind)
+        self._loaded.add(kind)
 
     def _join(
         self, ids: Sequence[int], at: Sequence[int], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]
