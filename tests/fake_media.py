@@ -58,10 +58,14 @@ class FakeReader:
     read_parts: list[list[MediaPart]] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
 
+    @property
+    def placeholders(self) -> dict[int, Any]:
+        return {self.tokenizer.convert_tokens_to_ids(text): kind for kind, text in PLACEHOLDERS.items()}
+
     def read(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
         self.read_parts.append(list(parts))
         self.threads.add(threading.current_thread().name)
-        kind_of = {self.tokenizer.convert_tokens_to_ids(text): kind for kind, text in PLACEHOLDERS.items()}
+        kind_of = self.placeholders
         waiting, expanded, runs = list(parts), list[int](), list[MediaRun]()
         for token in ids:
             if token not in kind_of:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import forerun
 from forerun.cli.chat_loop import ChatLoop
 from forerun.cli.chat_screen import MarkdownScreen, clean, outcome_line, split_finished
 from forerun.cli.chat_session import Session
 from forerun.cli.chat_talkers import Message, Outcome, Piece
+from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.options import GenerationOptions
 
@@ -285,6 +287,14 @@ def test_files_go_with_the_next_message_and_stay_in_the_conversation(tmp_path: P
     _, _, again = talk(FakeTalker(), f"/load {tmp_path}/chat", "And?")
     assert again.turns[:4] == session.turns
     assert again.turns[4]["content"] == "And?"
+
+
+def test_a_file_that_is_not_there_costs_no_loading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forerun, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    assert main(["chat", "-m", "folder", "--image", "nowhere.png"]) == 2
+    assert capsys.readouterr().err == "forerun: cannot read the image nowhere.png: No such file or directory\n"
 
 
 def test_files_that_cannot_be_shown_are_said_at_once(tmp_path: Path) -> None:

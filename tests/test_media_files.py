@@ -205,6 +205,21 @@ def test_frames_that_turn_out_too_large_are_never_decoded(
     refused(part("video", data), "truncated or damaged", lambda it: frames_and_times(it.data, small))
 
 
+def test_a_film_whose_frames_change_their_size_is_one_line() -> None:
+    """Towers get all frames in one piece; and the first frame's size is what the limit of the whole was counted by."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        stream = container.add_stream("mjpeg", rate=4)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
+        for number, size in enumerate([(64, 48), (64, 48), (48, 64), (64, 48)]):
+            packet = av.Packet(encoded(picture(*size), "JPEG"))
+            packet.stream, packet.pts, packet.dts = stream, number * 250, number * 250
+            container.mux(packet)
+    for wanted in ([0, 1, 2, 3], [0, 3]):
+        said = "its frames are not all of one size"
+        refused(part("video", file.getvalue()), said, lambda it: read_film(it, LIMITS, lambda *_: wanted, lambda *_: 1))  # noqa: B023
+
+
 def test_films_are_turned_as_the_camera_was() -> None:
     half = Image.new("RGB", (64, 48))
     half.paste((255, 255, 255), (0, 0, 64, 24))  # white above

@@ -99,6 +99,8 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing_behind(model: Language
         ("no place", {"images": [b"a"], "raw": True}, "image 1 has no placeholder"),
         ("<|image|><|image|>", {"images": [b"a"], "raw": True}, "more placeholders than media"),
         ("What?", {"images": ["nowhere.png"]}, "cannot read the image nowhere.png"),
+        ("a <|image|> and <|audio|>", {"raw": True}, "has 2 placeholders for media and no files came with it"),
+        ([5, 290, 6], {}, "has 1 placeholder for media and no files came with it"),
         ([{"role": "system", "content": "x"}], {"images": [b"a"]}, "there is none"),
     ):
         with pytest.raises(ForerunError, match=said) as failure:

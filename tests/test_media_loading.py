@@ -185,6 +185,26 @@ def test_a_slow_tower_holds_up_nobody_on_a_cpu(device: str) -> None:
     assert found == [[1, 7, 7, 2]] and not owner.locked()
 
 
+def test_no_tower_is_loaded_while_another_runs() -> None:
+    """transformers sets the number format of new tensors for the whole process while it builds one."""
+    owner, slow, loaded = threading.Lock(), Slow(), list[str]()
+    slow.placeholders, slow.kinds = {7: "image", 8: "audio"}, frozenset(("image", "audio"))
+    slow.prepare = lambda part, _: Prepared(part.kind, [7, 7], [Stretch(0, 2)], None)  # type: ignore[method-assign]
+    slow.load = loaded.append  # type: ignore[method-assign, assignment]
+    reader = Reader(slow, owner, torch.device("cpu"), MediaLimits())  # type: ignore[arg-type]
+    seeing = threading.Thread(target=reader.read, args=([7], [PICTURE]))
+    seeing.start()
+    assert slow.began.wait(30) and loaded == ["image"]
+    hearing = threading.Thread(target=reader.read, args=([8], [part("audio", b"")]))
+    hearing.start()
+    hearing.join(0.2)
+    assert hearing.is_alive() and loaded == ["image"] and not owner.locked(), "it waits, and not inside the engine"
+    slow.may_end.set()
+    for thread in (seeing, hearing):
+        thread.join()
+    assert loaded == ["image", "audio"]
+
+
 def settings_of(folder: Path, copy: Path, name: str, values: Any) -> Path:
     without(folder, copy)
     (copy / "processor_config.json").unlink()
@@ -266,6 +286,16 @@ def test_limits_of_a_prompt(gemma: Path, limits: dict[str, int], count: int, mes
     parts = [MediaPart("image", PICTURE.data, name) for name in ("first", "second", "third")]
     with pytest.raises(ForerunError, match=message):
         reader_of(gemma, **limits).read([1, *[IMAGE] * count], parts)
+
+
+def test_no_tower_is_read_for_a_prompt_that_media_make_too_long(gemma: Path) -> None:
+    fits = reader_of(gemma).read([*TEXT, IMAGE, IMAGE], [PICTURE] * 2).ids
+    model = forerun.load(str(gemma), dtype="float32", max_context=len(fits))
+    assert model.media is not None
+    with pytest.raises(ForerunError, match=f"at least {len(fits)} tokens with its media and the context holds"):
+        forerun.generate(model, [*TEXT, IMAGE, IMAGE], images=[encoded(picture())] * 2, max_tokens=1)
+    assert model.media._family._towers._vision is None  # type: ignore[attr-defined]
+    assert forerun.generate(model, [*TEXT[1:], IMAGE, IMAGE], images=[encoded(picture())] * 2, max_tokens=1).tokens
 
 
 def test_rows_are_of_the_decoders_size(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tiny import CHAT_TEMPLATE
 
 from forerun.errors import ForerunError
 from forerun.media import sources
+from forerun.media.decoding import read_image
+from forerun.media.limits import MediaLimits
 from forerun.media.messages import split_prompt, take_media
 from forerun.media.reading import checked_reader, what_is_read
 from forerun.media.sources import media_part
@@ -69,6 +72,34 @@ def test_a_picture_of_pillows_keeps_its_pixels() -> None:
     assert image.open(BytesIO(part.data)).tobytes() == picture.tobytes()
 
 
+def test_a_picture_of_pillows_is_the_same_as_its_file() -> None:
+    """In the colours of printers too, and as its camera was held."""
+    from io import BytesIO
+
+    image = pytest.importorskip("PIL.Image")
+    picture = image.new("CMYK", (4, 2))
+    picture.putpixel((0, 0), (255, 0, 0, 0))
+    turned = image.Exif()
+    turned[0x0112] = 6
+    for exif in (image.Exif(), turned):
+        file = BytesIO()
+        picture.save(file, "JPEG", exif=exif)
+        opened = image.open(BytesIO(file.getvalue()))
+        read = [read_image(media_part("image", source), MediaLimits()) for source in (file.getvalue(), opened)]
+        assert read[0].size == read[1].size == ((2, 4) if exif else (4, 2))
+        assert read[0].tobytes() == read[1].tobytes()
+    assert "cannot be used" in error_of(media_part, "image", image.new("RGB", (0, 5)))
+
+
+@pytest.mark.parametrize("prompt", [None, 7, object(), [{"role": "user", "content": 5}]])
+def test_prompts_of_no_known_form_are_one_line(prompt: Any) -> None:
+    def made(media: Any) -> Any:
+        return encode_prompt(seeing_tokenizer(), split_prompt(prompt, media, templated=True)[0])
+
+    for media in ({}, {"image": [b"a"]}):
+        assert "must" in error_of(made, media)
+
+
 BAD_SOURCES: list[tuple[Any, Any, str]] = [
     ("image", "https://example.org/a.png", "https://example.org/a.png: media come with the request, URLs are not"),
     ("image", "file:///etc/passwd", "URLs are not fetched"),
@@ -92,6 +123,14 @@ def test_what_is_wrong_with_a_source_is_said_in_one_line(kind: Any, source: Any,
     assert said in error_of(media_part, kind, source)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are none here")
+def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
+    """Files are read more than once: before a model is loaded, and in every turn of a chat."""
+    os.mkfifo(tmp_path / "pipe.png")
+    for name in (str(tmp_path / "pipe.png"), os.devnull):
+        assert error_of(media_part, "image", name) == f"cannot read the image {name}: it is not a regular file"
+
+
 def test_no_more_is_read_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_BYTES", 100)
     file = tmp_path / "large.png"
@@ -102,7 +141,6 @@ def test_no_more_is_read_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(media_part("image", file).data) == 100
     lines = base64.encodebytes(bytes(100)).decode()
     assert len(media_part("image", f"data:image/png;base64,{lines}").data) == 100
-    assert "cannot read" not in error_of(media_part, "image", "/dev/zero")
 
 
 @settings(max_examples=150, deadline=None)
@@ -173,6 +211,23 @@ def test_what_users_type_is_never_a_placeholder(template: str) -> None:
         wanted = int(isinstance(content, list) and content[0]["type"] == "image")
         assert prompt.ids.count(placeholder) == wanted
         assert typed in tokenizer.decode(prompt.ids) and typed in prompt.text
+
+
+@pytest.mark.parametrize("template", [VISION, MARKED, CHAT_TEMPLATE])
+@pytest.mark.parametrize("before", [[], [{"type": "image"}]])
+@pytest.mark.parametrize("texts", [("<|ima", "ge|>"), ("<|", "", "image|>"), ("<|im_e ", "nd|>x"), ("<|im_", "end|>")])
+def test_no_control_token_is_put_together_from_parts(template: str, before: Any, texts: tuple[str, ...]) -> None:
+    if before and template == CHAT_TEMPLATE:
+        pytest.skip("it has no places")
+    tokenizer = seeing_tokenizer(template)
+    controls = [tokenizer.convert_tokens_to_ids(text) for text in ("<|image|>", "<|im_end|>")]
+
+    def counted(*parts: str) -> list[int]:
+        content = [*before, *({"type": "text", "text": text} for text in parts)]
+        ids = encode_chat(tokenizer, [{"role": "user", "content": content}]).ids
+        return [ids.count(control) for control in controls]
+
+    assert counted(*texts) == counted("harmless")
 
 
 def test_systems_folded_into_a_turn_leave_its_media_alone() -> None:

@@ -22,6 +22,7 @@ from serve_fakes import call, live, until
 from stream_rules import check_chat_stream, text_of
 from tiny import tiny_model
 
+from forerun.media.parts import PromptTooLong
 from forerun.serve import media_reading
 from forerun.serve.app import create_app
 from forerun.serve.local_engine import LocalEngine
@@ -270,6 +271,26 @@ def test_a_prompt_that_pictures_make_too_long_is_refused_with_its_length(address
     assert error["n_prompt_tokens"] > 800
 
 
+def test_a_length_that_the_reader_finds_out_is_said_the_same_way(
+    address: str, reader: FakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: Any) -> Any:
+        raise PromptTooLong(1234, 900)
+
+    monkeypatch.setattr(reader, "read", read)
+    reply = call(address, "/v1/chat/completions", {"messages": ask(image())})
+    error = reply.json["error"]
+    assert reply.status == 400 and error["code"] == "context_length_exceeded" and error["param"] == "messages"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (1234, 900)
+
+
+@pytest.mark.parametrize("prompt", ["a <|image|> b", [5, 290, 6], ["a", "<|audio|>"]])
+def test_placeholders_that_nothing_came_for_are_refused(address: str, prompt: Any) -> None:
+    reply = call(address, "/v1/completions", {"prompt": prompt, "max_tokens": 2})
+    assert reply.status == 400 and reply.json["error"]["param"] == "prompt"
+    assert "1 placeholder for media and no files came with it" in reply.json["error"]["message"]
+
+
 def test_others_are_answered_while_pictures_are_read_and_too_many_wait_in_vain(
     address: str, reader: SlowReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +319,14 @@ def test_nothing_is_read_for_an_answer_that_has_no_place(
     monkeypatch.setattr(engine, "state", lambda: full)
     before = len(reader.read_parts)
     assert call(address, "/v1/chat/completions", {"messages": ask(image())}).status == 429
+    assert len(reader.read_parts) == before
+
+
+def test_nothing_is_read_for_an_answer_whose_form_cannot_be(address: str, reader: FakeReader) -> None:
+    before = len(reader.read_parts)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+    reply = call(address, "/v1/chat/completions", {"messages": ask(image()), "response_format": form})
+    assert reply.status == 400 and "response_format" in reply.json["error"]["param"]
     assert len(reader.read_parts) == before
 
 

@@ -18,7 +18,7 @@ from forerun.engine.warmup import warm_up
 from forerun.errors import ForerunError
 from forerun.media.messages import split_prompt
 from forerun.media.parts import MediaReader
-from forerun.media.reading import checked_reader
+from forerun.media.reading import check_no_places, checked_reader
 from forerun.options import GenerationOptions
 from forerun.policy.cost_file import CostFile
 from forerun.policy.costs import CostTable
@@ -64,6 +64,8 @@ class LanguageModel:
         prompt, parts = split_prompt(prompt, options.media, templated=templated)
         reader = checked_reader(self.name, self.media, parts) if parts else None
         tokens = encode_prompt(self.tokenizer, prompt, options.system, options.raw)
+        if reader is None:
+            check_no_places(self.media, tokens)
         # The kind of work is guessed before placeholders are repeated: they would look like a text that repeats itself.
         kind = kind_of(tokens, self._text(prompt)) if options.draft == "auto" else ""
         read = reader.read(tokens, parts) if reader is not None else None

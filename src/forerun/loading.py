@@ -121,7 +121,7 @@ def load_model(
         head_warnings=heads.warnings + assistant.warnings,
         cost_file=cost_file,
         drafter_labels=labels,
-        media=media_reader(checkpoint, tokenizer, machine.device, decoder.dtype, engine.owner),
+        media=media_reader(checkpoint, tokenizer, machine.device, decoder.dtype, engine.owner, context=context),
     )
 
 

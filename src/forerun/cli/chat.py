@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from forerun.cli.chat_loop import ChatLoop, Read
+from forerun.cli.chat_media import check_files
 from forerun.cli.chat_session import Session
 from forerun.cli.chat_talkers import LocalTalker, Talker
 from forerun.cli.generation_flags import with_generation_flags
@@ -61,6 +62,7 @@ def chat(
         raise ForerunError("--raw uses no chat template, and a chat needs one: use forerun generate --raw")
     loading.check()
     options.sampling()  # a typing mistake should not cost a model load
+    check_files(options)
     # Flags that were not given come as empty lists; None is what the library calls that.
     options = replace(
         options, logit_bias=options.logit_bias or None, suppress=options.suppress or None, stop=options.stop or None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forerun.cli.chat_media import check_files
 from forerun.cli.explanation import print_explanation
 from forerun.cli.generation_flags import with_generation_flags
 from forerun.cli.load_flags import LoadOptions, with_load_flags
@@ -57,7 +58,7 @@ def generate(
     loading.check()
     text = read_prompt(prompt, prompt_file)
     _check_sampling(options)
-    _check_media(options)
+    check_files(options)
 
     import forerun
 
@@ -98,14 +99,6 @@ def _check_sampling(options: GenerationOptions) -> None:
         from forerun.sample.language import parse_language_bias
 
         parse_language_bias(options.lang_bias)
-
-
-def _check_media(options: GenerationOptions) -> None:
-    """Files that cannot be read are found out before the model loads, too."""
-    if any(options.media.values()):
-        from forerun.media.messages import media_list
-
-        media_list(options.media)
 
 
 def _follow(answer: Generation, show: bool) -> bool:

@@ -80,9 +80,12 @@ def decode(
 ) -> tuple[list[Frame], int]:
     """What was kept of the wanted frames, and how many frames were decoded."""
     frames: list[Frame] = []
-    seen = 0
+    seen, size = 0, None
     with opened(part, limits, FILMS) as container:
         for frame in container.decode(film_stream(part, container, limits)):
+            size = size or (frame.width, frame.height)
+            if size != (frame.width, frame.height):  # the limit on all pixels was counted by the first
+                raise ForerunError(f"{part.name} cannot be used: its frames are not all of one size")
             if seen == wanted[len(frames)]:
                 check_pixels(part, frame.width, frame.height, limits.frame_pixels)
                 frames.append(keep(upright(frame), len(wanted)))

@@ -23,10 +23,11 @@ def media_reader(
     dtype: torch.dtype,
     owner: AbstractContextManager[None],
     limits: MediaLimits | None = None,
+    context: int | None = None,
 ) -> MediaReader | None:
-    """None: the model reads text only. `owner` is held while a tower runs."""
+    """None: the model reads text only. `owner` is held while a tower runs; `context`: tokens of it."""
     family = media_family(checkpoint, tokenizer, device, dtype)
-    return None if family is None else Reader(family, owner, device, limits or MediaLimits())
+    return None if family is None else Reader(family, owner, device, limits or MediaLimits(), context)
 
 
 def media_family(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Family | None:

@@ -44,6 +44,8 @@ def _place(part: Any, number: int, taken: list[MediaPart]) -> Any:
 
 def split_prompt(prompt: Any, given: Mapping[Kind, Sequence[Any]], *, templated: bool) -> tuple[Any, list[MediaPart]]:
     """Any prompt of the library's, and the media that belong to its places. `templated`: text goes into a template."""
+    if not isinstance(prompt, Sequence):
+        raise ForerunError("the prompt must be text, a list of messages or a list of token ids (whole numbers)")
     messages = not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(item, Mapping) for item in prompt)
     if messages or (isinstance(prompt, str) and templated and any(given.values())):
         return take_media(with_media(prompt, given))
@@ -63,6 +65,8 @@ def with_media(prompt: Any, given: Mapping[Kind, Sequence[Any]]) -> Any:
         named = PLURALS[parts[0]["type"]]
         raise ForerunError(f"{named} go into a message of the user, and there is none")
     content = messages[last].get("content")
+    if not isinstance(content, str | list | tuple | None):
+        return messages  # refused where messages are checked
     old = in_parts(content) if isinstance(content, str) else list(content or ())
     messages[last] = {**messages[last], "content": [*parts, *old]}
     return messages

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from forerun.errors import ForerunError
 
 if TYPE_CHECKING:  # the command line knows of parts without torch
     from forerun.models.layers.media import PromptMedia
@@ -29,6 +31,18 @@ class MediaPrompt:
     media: PromptMedia
 
 
+class PromptTooLong(ForerunError):
+    """Media make a prompt longer than the context."""
+
+    def __init__(self, tokens: int, context: int) -> None:
+        """`tokens`: at least so many."""
+        super().__init__(
+            f"the prompt has at least {tokens} tokens with its media and the context holds {context}: bring fewer or "
+            "smaller ones, or shorten the text"
+        )
+        self.tokens, self.context = tokens, context
+
+
 class MediaReader(Protocol):
     """What a model that sees or hears does with media. Safe in any thread."""
 
@@ -37,9 +51,14 @@ class MediaReader(Protocol):
         """What the model can read."""
         ...
 
+    @property
+    def placeholders(self) -> Mapping[int, Kind]:
+        """Tokens that stand for media in a prompt; without media they mean nothing."""
+        ...
+
     def read(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
         """`ids`: a prompt with one placeholder for each part, in order, as the chat template wrote it.
 
-        Whatever is wrong with a part is a ForerunError that names it.
+        Whatever is wrong with a part is a ForerunError that names it; one that is too long is `PromptTooLong`.
         """
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.media.expansion import Prepared, places
 from forerun.media.limits import MediaLimits
-from forerun.media.parts import Kind, MediaPart, MediaPrompt
+from forerun.media.parts import Kind, MediaPart, MediaPrompt, PromptTooLong
 from forerun.models.layers.media import MediaRun, PromptMedia
 
 
@@ -54,16 +54,30 @@ class Family(Protocol):
 class Reader:
     """A `MediaReader`: decodes outside of the engine, and runs a tower on a GPU where nobody else is inside of it."""
 
-    def __init__(self, family: Family, owner: AbstractContextManager[None], device: torch.device, limits: MediaLimits):
+    def __init__(
+        self,
+        family: Family,
+        owner: AbstractContextManager[None],
+        device: torch.device,
+        limits: MediaLimits,
+        context: int | None = None,
+    ) -> None:
+        """`context`: tokens that prompt and answer have room for."""
+        self._context = context
         self._family, self._owner, self._device, self._limits = family, owner, device, limits
         self._decoding = threading.Semaphore(2)  # prompts whose files are decoded at once, for the memory they take
         # A GPU must not be given work while a graph is captured. On a CPU a tower may take its time beside the rounds
-        # of others; the lock is taken last, so that nobody who holds it waits for the engine.
+        # of others.
         self._running: AbstractContextManager[Any] = threading.Lock() if device.type == "cpu" else owner
+        self._loaded: set[Kind] = set()
 
     @property
     def kinds(self) -> frozenset[Kind]:
         return self._family.kinds
+
+    @property
+    def placeholders(self) -> Mapping[int, Kind]:
+        return self._family.placeholders
 
     def read(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
         """See `MediaReader.read`."""
@@ -77,11 +91,12 @@ class Reader:
                 raise ForerunError(f"{part.name}: this model does not read {part.kind}, only text and {known}")
         at = places(ids, parts, self._family.placeholders)
         with self._decoding:
-            prepared = self._prepare(parts)
+            prepared = self._prepare(parts, len(ids))
         embeddings = [self._encode(each) for each in prepared]
         return self._join(ids, at, prepared, embeddings)
 
-    def _prepare(self, parts: Sequence[MediaPart]) -> list[Prepared]:
+    def _prepare(self, parts: Sequence[MediaPart], tokens: int) -> list[Prepared]:
+        """`tokens`: of the prompt, with one placeholder for each part. What does not fit never reaches a tower."""
         prepared, left = [], self._limits.soft_tokens
         for part in parts:
             prepared.append(self._family.prepare(part, self._limits))
@@ -91,13 +106,16 @@ class Reader:
                     f"{part.name}: the media of the prompt take more than {self._limits.soft_tokens} tokens: bring "
                     "fewer or smaller ones"
                 )
+            tokens += len(prepared[-1].tokens) - 1
+            if self._context is not None and tokens >= self._context:
+                raise PromptTooLong(tokens, self._context)
         return prepared
 
     def _encode(self, prepared: Prepared) -> Tensor:
-        """Loading is under the engine's ownership everywhere, running wherever that is not a CPU."""
+        """Running is under the engine's ownership wherever that is not a CPU."""
         try:
-            with self._owner:
-                self._family.load(prepared.kind)
+            if prepared.kind not in self._loaded:
+                self._load(prepared.kind)
             with self._running, torch.inference_mode():
                 rows = self._family.encode(prepared)
                 if self._device.type == "cuda":  # the engine may read them on another stream
@@ -106,6 +124,14 @@ class Reader:
             raise ForerunError("there is not enough free memory for the media: bring fewer or smaller ones") from error
         assert len(rows) == prepared.rows, "a tower gave another number of rows than was announced"
         return rows
+
+    def _load(self, kind: Kind) -> None:
+        """While it builds a tower, transformers changes the number format of new tensors for the whole process: neither
+        the engine nor another tower may run. Who waits for a tower on a CPU is not inside of the engine.
+        """
+        with self._running, nullcontext() if self._running is self._owner else self._owner:
+            self._family.load(kind)
+        self._loaded.add(kind)
 
     def _join(
         self, ids: Sequence[int], at: Sequence[int], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]

@@ -17,6 +17,16 @@ def checked_reader(name: str, reader: MediaReader | None, parts: Sequence[MediaP
     return reader
 
 
+def check_no_places(reader: MediaReader | None, ids: Sequence[int]) -> None:
+    """Refuses a prompt without media that has places for some: what such tokens say was never trained."""
+    places = 0 if reader is None else sum(token in reader.placeholders for token in ids)
+    if places:
+        raise ForerunError(
+            f"the prompt has {places} {'placeholder' if places == 1 else 'placeholders'} for media and no files came "
+            "with it: there must be one for each"
+        )
+
+
 def check_kind(name: str, reader: MediaReader | None, kind: Kind) -> None:
     """`ForerunError` for what the model cannot read."""
     if reader is None or kind not in reader.kinds:

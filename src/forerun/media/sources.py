@@ -6,6 +6,7 @@ import binascii
 import io
 import os
 import re
+import stat
 from typing import Any
 
 from forerun.errors import ForerunError
@@ -41,6 +42,9 @@ def from_file(kind: Kind, path: str | os.PathLike[str]) -> MediaPart:
     """A file, of which no more is read than may be."""
     name = os.fspath(path)
     try:
+        mode = os.stat(name).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe may let us wait, and gives everything once only
+            raise ValueError("it is not a regular file")
         with open(name, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -84,10 +88,14 @@ def _too_large(name: str) -> ForerunError:
 
 
 def _as_png(image: Any, name: str) -> bytes:
-    """The same pixels as a file, since files are what readers read."""
+    """The same pixels as a file, since files are what readers read; upright, since PNG does not keep how."""
+    from PIL import ImageOps
+
     file = io.BytesIO()
     try:
-        image.save(file, format="PNG")
-    except (OSError, ValueError, TypeError) as error:
+        upright = ImageOps.exif_transpose(image)
+        known = upright.mode in ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")  # to PNG
+        (upright if known else upright.convert("RGB")).save(file, format="PNG")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ForerunError(f"{name} cannot be used as a picture: {error}") from error
     return file.getvalue()

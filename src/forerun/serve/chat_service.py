@@ -40,9 +40,9 @@ class ChatPipeline:
         model = self._models.loaded()
         check_limits(job.wish, self._settings)
         prompt = await self.prompt(job)
-        read = await self._read_media(model, job, prompt)
-        ids = prompt.ids if read is None else read.ids
         constraints = await self._constraints(model, job, prompt)
+        read = await self._read_media(model, job, prompt)  # last, since it takes longest
+        ids = prompt.ids if read is None else read.ids
         to_run = PromptToRun(
             ids,
             prompt.text,

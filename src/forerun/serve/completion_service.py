@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from forerun.media.reading import check_no_places
 from forerun.sample.grammar import Grammar
 from forerun.serve.answer_reader import AnswerReader, PlainText, likeliest
 from forerun.serve.chat_events import TokenInfo
@@ -104,6 +105,7 @@ def _encode(model: LoadedModel, prompt: Prompt, job: CompletionJob, grammar: Gra
         ids = encode_fim(model.tokenizer, prompt, job.suffix)
     else:
         raise bad_request("With a suffix the prompt must be text.", "prompt")
+    check_no_places(model.media, ids)
     text = prompt if isinstance(prompt, str) else str(model.tokenizer.decode(ids))
     constraints = text_constraints(model, job.wish, grammar)
     return PromptToRun(ids, text, constraints, logprobs=job.echo and job.wish.logprobs is not None)

@@ -53,24 +53,25 @@ def check_limits(wish: GenerationWish, settings: ServeSettings) -> None:
 def check_characters(model: LoadedModel, characters: int, param: str) -> None:
     """Refuse what cannot fit without tokenising it: that would take long."""
     if characters > model.longest_prompt:
-        raise _too_long(model, characters // model.token_bytes.longest, param, "at least ")
+        raise too_long(model.context, characters // model.token_bytes.longest, param, "at least ")
 
 
-def _too_long(model: LoadedModel, tokens: int, param: str, least: str = "") -> ApiError:
+def too_long(context: int, tokens: int, param: str, least: str = "") -> ApiError:
+    """For a prompt that leaves no room for an answer."""
     return ApiError(
         400,
-        f"The prompt has {least}{tokens} tokens, but prompt and answer have room for {model.context} together.",
+        f"The prompt has {least}{tokens} tokens, but prompt and answer have room for {context} together.",
         param=param,
         code="context_length_exceeded",
         n_prompt_tokens=tokens,
-        n_ctx=model.context,
+        n_ctx=context,
     )
 
 
 def make_work(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, param: str) -> list[Work]:
     """One piece of work for each choice; `param`: the field that the prompt came in."""
     if len(prompt.ids) >= model.context:
-        raise _too_long(model, len(prompt.ids), param)
+        raise too_long(model.context, len(prompt.ids), param)
     constraints = prompt.constraints or [None] * wish.n
     try:
         requests = [_request(model, wish, prompt, sampling) for sampling in _samplings(model, wish)]

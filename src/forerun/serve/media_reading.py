@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.errors import ForerunError
-from forerun.media.parts import MediaPrompt, MediaReader
+from forerun.media.parts import MediaPrompt, MediaReader, PromptTooLong
 from forerun.media.reading import what_is_read
 from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.generation import too_long
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.sent_media import SentMedia, param_of
 from forerun.serve.settings import ServeSettings
@@ -26,10 +27,14 @@ class MediaReading:
 
     async def read(self, reader: MediaReader, ids: Sequence[int], media: tuple[SentMedia, ...]) -> MediaPrompt:
         """The prompt with rows in place of its placeholders. What is wrong with a part is a 400 that names it."""
+        waiting = [media]  # emptied when nobody waits any more: work that never begins stays in its queue a while
 
         def work() -> MediaPrompt:
+            media = waiting.pop()
             try:
                 return reader.read(ids, [one.part() for one in media])
+            except PromptTooLong as error:
+                raise too_long(error.context, error.tokens, "messages", "at least ") from error
             except ForerunError as error:
                 raise bad_request(f"{str(error).rstrip('.')}.", param_of(error, media)) from error
 
@@ -41,6 +46,7 @@ class MediaReading:
         try:
             return await self._off_loop.run(work, media[0].param)
         finally:
+            waiting.clear()
             self._held -= size
 
 

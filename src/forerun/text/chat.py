@@ -62,6 +62,7 @@ def encode_chat(
     habits = habits_of(template.source, tokenizer.special_tokens_map)
     _check_places(messages, habits)
     adapted, listed = adapt(messages, tools, habits)
+    given += [*strings_in(adapted), *strings_in(listed)]  # parts of a text may have become one
     guard = Guard(control_texts(tokenizer, template.source), given, template.source)
     masked = [_masked(message, guard) for message in adapted]
     values = {name: map_strings(value, guard.mask) for name, value in options.items()}

@@ -31,8 +31,19 @@ def media_in(content: Any) -> list[str]:
 
 
 def plain(content: Any) -> Any:
-    """Text wherever there is nothing but text: all templates take that."""
-    return [dict(part) for part in content] if media_in(content) else text_of(content)
+    """Text wherever there is nothing but text: all templates take that. Texts beside each other are one text.
+
+    What stands in one text is looked through for control tokens; a template could put one together from two.
+    """
+    if not media_in(content):
+        return text_of(content)
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        if part["type"] == "text" and parts and parts[-1]["type"] == "text":
+            parts[-1] = text_part(parts[-1]["text"] + part["text"])
+        else:
+            parts.append(dict(part))
+    return parts
 
 
 def text_part(text: str) -> dict[str, str]:
