@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from passes import one_sequence, ragged
@@ -195,3 +199,19 @@ def test_a_gated_product_has_the_bits_of_its_parts(width: int, fbgemm: bool) -> 
         apart = kernels.silu_mul(kernels.linear(x, matrix, prefill=False))
         assert torch.equal(kernels.gated_linear(x, matrix, prefill=False), apart)
         assert torch.equal(kernels.gated_linear(x[3:4], matrix, prefill=False), apart[3:4])
+
+
+def test_nobody_hears_of_torchs_plans() -> None:
+    """It announces once that a constructor will go. Threads pack matrices, and filters of warnings belong to all."""
+    child = """
+import warnings
+import torch
+from forerun.kernels.cpu import CpuKernels, pack_for_fbgemm
+kernels = CpuKernels(quantize=True)
+warnings.simplefilter("error")
+warnings.simplefilter = lambda *_: None  # as if another thread had just put its own filters back
+if kernels.fbgemm:
+    pack_for_fbgemm(torch.ones(4, 8, dtype=torch.int8))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", child], check=True, env=environment)

@@ -26,6 +26,12 @@ class CpuKernels(RecurrentCpu):
     def __init__(self, quantize: bool) -> None:
         self.quantize = quantize
         self.fbgemm = "fbgemm" in torch.backends.quantized.supported_engines
+        if quantize and self.fbgemm:
+            with warnings.catch_warnings():
+                # torch announces, once, that a constructor will go; constraints.txt pins versions that have it. It is
+                # heard out here, before several threads pack: filters of warnings belong to the whole process.
+                warnings.simplefilter("ignore", UserWarning)
+                pack_for_fbgemm(torch.zeros(1, 1, dtype=torch.int8))
         self.name = ("cpu, int8 (fbgemm)" if self.fbgemm else "cpu, int8 (own loop)") if quantize else "cpu, float32"
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
@@ -129,8 +135,5 @@ def pack_for_fbgemm(values: Tensor) -> Any:
     """int8 values [out, in] in fbgemm's own layout, scales left at one: they are applied when digits are joined."""
     ones = torch.ones(len(values), dtype=torch.double)
     zeros = torch.zeros(len(values), dtype=torch.long)
-    with warnings.catch_warnings():
-        # torch announces that this constructor will go; constraints.txt pins versions that have it.
-        warnings.simplefilter("ignore", UserWarning)
-        tensor = torch._make_per_channel_quantized_tensor(values, ones, zeros, 0)
-        return torch.ops.quantized.linear_prepack(tensor, None)
+    tensor = torch._make_per_channel_quantized_tensor(values, ones, zeros, 0)
+    return torch.ops.quantized.linear_prepack(tensor, None)
