@@ -179,7 +179,8 @@ def _check_recipe(work: Path, chosen: dict[str, Any]) -> None:
     """Refuses to go on with other settings or data than the run began with."""
     recipe = json.dumps(chosen, sort_keys=True, indent=1)
     file = work / RECIPE
-    if file.is_file() and file.read_text(encoding="utf-8") != recipe:
+    begun = work.is_dir() and any(path.name != RECIPE for path in work.iterdir())  # a recipe alone protects nothing
+    if begun and file.is_file() and file.read_text(encoding="utf-8") != recipe:
         raise ForerunError(f"{work} holds a run with other settings or data: delete it, or give another --work folder")
     work.mkdir(parents=True, exist_ok=True)
     file.write_text(recipe, encoding="utf-8")
