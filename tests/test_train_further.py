@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from tiny import tiny_model
 
 from forerun.cli.main import main
+from forerun.errors import ForerunError
 from forerun.progress import NullProgress
 from forerun.train import loop
 from forerun.train.average import WeightAverage
@@ -224,3 +226,12 @@ def test_the_minutes_count_from_when_the_run_began(model: Path, files: tuple[Pat
     report = train(model, tmp_path / "head", settings, files, began=time.monotonic() - 40)
     assert report["training"]["steps"] >= 1 and report["training"]["seconds"] < 5
     assert (tmp_path / "head" / "config.json").is_file()
+
+
+def test_a_run_that_never_began_is_in_nobodys_way(model: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+    prompts, questions = files
+    with pytest.raises(ForerunError, match="no file or folder"):
+        train(model, tmp_path / "head", SMALL, (tmp_path / "mistyped.txt", questions))
+    train(model, tmp_path / "head", SMALL, files)
+    with pytest.raises(ForerunError, match="other settings or data"):
+        train(model, tmp_path / "head", SMALL, (Path(shutil.copy(prompts, tmp_path)), questions))

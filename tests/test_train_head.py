@@ -73,14 +73,6 @@ def trained(
     return out, train(model, out, SMALL, prompts, questions)
 
 
-def test_a_run_that_never_began_is_in_nobodys_way(model: Path, prompts: Path, questions: Path, tmp_path: Path) -> None:
-    with pytest.raises(ForerunError, match="no file or folder"):
-        train(model, tmp_path / "head", SMALL, tmp_path / "mistyped.txt", questions)
-    train(model, tmp_path / "head", replace(SMALL, steps=1), prompts, questions)
-    with pytest.raises(ForerunError, match="other settings or data"):
-        train(model, tmp_path / "head", replace(SMALL, steps=1), Path(shutil.copy(prompts, tmp_path)), questions)
-
-
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
