@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import CHUNK, PAGE, VOCAB, decoder, engine, pool_for, request, run
+from engines import CHUNK, CPU, PAGE, VOCAB, decoder, engine, pool_for, request, run
 from tiny_gemma import VARIANTS, WINDOW, random_gemma, save_gemma
 from tiny_qwen import random_model, save_model
 from torch import Tensor
@@ -125,7 +125,7 @@ def test_a_pass_never_ends_inside_rows_that_see_each_other() -> None:
     assert [pictures(whole=True).border(stop) for stop in (3, 4, 9, 16, 34, 48)] == [3, 9, 9, 34, 34, 48]
     assert [pictures().border(stop) for stop in (4, 16)] == [4, 16]
     with pytest.raises(AssertionError):
-        pictures(whole=True).between(0, 20)
+        pictures(whole=True).between(0, 20, CPU)
 
 
 @pytest.mark.parametrize("variant", ["E4B", "31B"])
@@ -146,11 +146,11 @@ def test_a_head_sees_media_one_row_earlier_and_goes_on_after_them() -> None:
     positions = torch.arange(10).expand(3, -1) + torch.tensor([[0], [100], [200]])
     first = MediaRun(0, torch.arange(2.0)[:, None])
     media = PromptMedia([first, MediaRun(6, torch.arange(10.0, 14.0)[:, None])], positions).one_earlier()
-    rows = media.between(0, 12)
+    rows = media.between(0, 12, CPU)
     assert rows.index is not None and rows.embeddings is not None and rows.positions is not None
     assert rows.index.tolist() == [0, 5, 6, 7, 8] and rows.embeddings[:, 0].tolist() == [1, 10, 11, 12, 13]
     assert rows.positions[1].tolist() == [*range(100, 110), 10, 11], "behind the prompt at their index"
-    later = media.between(9, 12)
+    later = media.between(9, 12, CPU)
     assert later.index is None and later.positions is not None and later.positions[2].tolist() == [209, 10, 11]
 
 

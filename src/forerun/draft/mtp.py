@@ -39,7 +39,7 @@ class State:
 
     cache: SequenceCache
     tokens: list[int]  # committed by the target, the pending one included
-    media: PromptMedia | None = None  # of its prompt, where its slots see them
+    media: PromptMedia | None = None  # of its prompt, where its slots see them; until all of those are in the cache
     queue: list[Tensor] = field(default_factory=list)  # each [rows, features]
     fed: int = 0  # slots whose features have come
     last: Tensor | None = None  # [hidden], the head's output at the last slot of the cache
@@ -71,6 +71,8 @@ class State:
         self.cache.commit(count)  # an interruption after this loses nothing: `waiting` drops what the cache holds
         if self.queued == 0:
             self.queue.clear()
+        if self.media is not None and self.cache.length >= self.media.stop:
+            self.media = None
 
 
 class MtpDrafter:
@@ -200,8 +202,11 @@ class MtpDrafter:
             self._pass(work)
 
     def _prefill(self, state: State) -> None:
-        """Fill a long queue in, all but its last slots: drafts begin at the output of the very last."""
-        while state.ready > FEW:
+        """Fill a long queue in, all but its last slots: drafts begin at the output of the very last.
+
+        Media are seen here alone, so that a queue with some is filled in however short it is.
+        """
+        while state.ready > (FEW if state.media is None else 1):
             count = min(state.ready - 1, self.chunk)
             features = self.head.fuse(state.waiting()[:count], prefill=True)
             work = [(state.cache, state.next_tokens(count))]

@@ -286,7 +286,7 @@ class Engine:
                 sequence.counters.prefill_seconds += result.took + time.perf_counter() - began
                 sequence.prompt_logprobs += result.prompt_logprobs
                 if result.tokens:
-                    sequence.status = Status.RUNNING
+                    sequence.has_read_prompt()
             arm, logprobs = result.turn.decision.arm, result.logprobs
             for token in result.tokens:
                 emitted += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -174,6 +174,14 @@ class Sequence:
         elif self.remaining <= 0:
             self.finish("length")
         return self.status is Status.FINISHED
+
+    def has_read_prompt(self) -> None:
+        """Its prompt is in the cache, and drafters have heard of it. Pages that have to go are copied and never
+        computed again, so nobody will want its media: their rows go.
+        """
+        self.status = Status.RUNNING
+        if self.request.media is not None:
+            self.request = replace(self.request, media=None)
 
     def fail(self, error: Exception) -> None:
         """It cannot go on; its owner gets the error."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -53,6 +53,8 @@ class EngineRoom:
             for live in lives:
                 work = live.work
                 live.sequence = self.engine.submit(work.request, work.sink, work.constraint)
+                if work.request.media is not None:  # the sequence gives them up when its prompt has been read
+                    live.work = replace(work, request=replace(work.request, media=None))
                 self.lives[live.sequence.id] = live
         except Exception as error:  # noqa: BLE001 - whatever it is, it is theirs
             for live in lives:

@@ -14,7 +14,7 @@ class MediaRun:
     """Consecutive placeholders of a prompt that one picture, frame or stretch of sound takes the place of."""
 
     start: int  # of the first placeholder, in tokens of the prompt
-    embeddings: Tensor  # [placeholders, hidden]: what the first layer reads
+    embeddings: Tensor  # [placeholders, hidden]: what the first layer reads; in host memory, whatever runs the model
     whole: bool = False  # its rows see each other in layers with a window, later ones too: one pass must hold them all
 
     @property
@@ -40,8 +40,13 @@ class PromptMedia:
         runs = [MediaRun(max(0, run.start - 1), run.embeddings[run.start == 0 :]) for run in self.runs]
         return PromptMedia(runs, self.positions)
 
-    def between(self, start: int, stop: int) -> MediaRows:
-        """The part that tokens `start` to `stop` of the sequence read."""
+    @property
+    def stop(self) -> int:
+        """Behind the last of them. From there on all tokens stand at their index: nobody needs to know of media."""
+        return max((run.stop for run in self.runs), default=0)
+
+    def between(self, start: int, stop: int, device: torch.device) -> MediaRows:
+        """The part that tokens `start` to `stop` of the sequence read, on the device that reads it."""
         index, parts, together = [], [], torch.full((stop - start,), -1)
         for number, run in enumerate(self.runs):
             first, last = max(start, run.start), min(stop, run.stop)
@@ -51,10 +56,9 @@ class PromptMedia:
                 parts.append(run.embeddings[first - run.start : last - run.start])
                 if run.whole:
                     together[first - start : last - start] = number
-        device = self.runs[0].embeddings.device
         return MediaRows(
             torch.cat(index).to(device) if index else None,
-            torch.cat(parts) if parts else None,
+            torch.cat(parts).to(device) if parts else None,
             together.to(device) if bool((together >= 0).any()) else None,
             None if self.positions is None else self._positions(start, stop).to(device),
         )

@@ -56,7 +56,7 @@ def make_pass(
         cache, mine = work[0]
         rows.chunk = Chunk(cache.length, cache.slot or 0)
         if media is not None:
-            seen = media.between(cache.length, cache.length + len(mine))
+            seen = media.between(cache.length, cache.length + len(mine), pool.device)
             rows.chunk.together = seen.together
     return Pass(tokens, rows, pool.layers, last if last_only else None, prefill, features, seen)
 
