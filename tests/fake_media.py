@@ -65,6 +65,9 @@ class FakeReader:
     def read(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
         self.read_parts.append(list(parts))
         self.threads.add(threading.current_thread().name)
+        return self._expand(ids, parts)
+
+    def _expand(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
         kind_of = self.placeholders
         waiting, expanded, runs = list(parts), list[int](), list[MediaRun]()
         for token in ids:
@@ -79,6 +82,9 @@ class FakeReader:
         if waiting:
             raise ForerunError(f"{waiting[0].name} has no placeholder in the prompt")
         return MediaPrompt(expanded, PromptMedia(runs))
+
+    def count(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> int:
+        return len(self._expand(ids, parts).ids)
 
     def rows(self, part: MediaPart) -> torch.Tensor:
         if part.data.startswith(b"not"):

@@ -137,7 +137,7 @@ def test_one_reading_serves_all_choices_and_counts_every_row(address: str, reade
     bare = chat(address, ask(), n=1)["usage"]["prompt_tokens"]
     assert several["usage"]["prompt_tokens"] == bare + rows
     counted = call(address, "/v1/chat/completions/input_tokens", {"messages": ask(image())}).json["input_tokens"]
-    assert counted == bare + rows
+    assert counted == bare + rows and len(reader.read_parts) == before + 1, "to count is not to read"
     assert all(name.startswith("forerun prompts") for name in reader.threads), "never on the event loop"
 
 

@@ -20,17 +20,23 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
-    """One part, ready for its tower."""
+class Expansion:
+    """What one part makes of its placeholder."""
 
     kind: Kind
     tokens: list[int]  # what takes the placeholder's place
     stretches: list[Stretch]
-    inputs: Any  # for the family's `encode`
 
     @property
     def rows(self) -> int:
         return sum(stretch.rows for stretch in self.stretches)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared(Expansion):
+    """One part, ready for its tower."""
+
+    inputs: Any  # for the family's `encode`
 
 
 class TokenList:

@@ -62,3 +62,7 @@ class MediaReader(Protocol):
         Whatever is wrong with a part is a ForerunError that names it; one that is too long is `PromptTooLong`.
         """
         ...
+
+    def count(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> int:
+        """Tokens of the prompt that `read` would give, however many. No tower runs; what is wrong is said as there."""
+        ...

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
-from forerun.media.expansion import Prepared, places
+from forerun.media.encoded import Encoded, EncodedMedia, Key, key_of
+from forerun.media.expansion import Expansion, Prepared, places
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart, MediaPrompt, PromptTooLong
 from forerun.models.layers.media import MediaRun, PromptMedia
+
+REMEMBERED = 256 << 20  # bytes of host memory for media that were encoded: some two hundred pictures of a large model
 
 
 class Family(Protocol):
@@ -61,11 +64,12 @@ class Reader:
         device: torch.device,
         limits: MediaLimits,
         context: int | None = None,
+        remembered: int = REMEMBERED,
     ) -> None:
-        """`context`: tokens that prompt and answer have room for."""
-        self._context = context
+        """`context`: tokens that prompt and answer have room for. `remembered`: see `REMEMBERED`."""
+        self._context, self._encoded = context, EncodedMedia(remembered)
         self._family, self._owner, self._device, self._limits = family, owner, device, limits
-        self._decoding = threading.Semaphore(2)  # prompts whose files are decoded at once, for the memory they take
+        self._decoding = threading.Semaphore(2)  # files that are decoded at once, for the memory they take
         # A GPU must not be given work while a graph is captured. On a CPU a tower may take its time beside the rounds
         # of others.
         self._running: AbstractContextManager[Any] = threading.Lock() if device.type == "cpu" else owner
@@ -81,6 +85,25 @@ class Reader:
 
     def read(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
         """See `MediaReader.read`."""
+        at = self._places(ids, parts)
+        keys = [key_of(part) for part in parts]
+        found = self._expand(keys, parts, len(ids), to_read=True)
+        encoded = {}
+        for key in dict.fromkeys(keys):
+            encoded[key] = self._encode(key, found.pop(key))
+        return self._join(ids, at, [encoded[key] for key in keys])
+
+    def count(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> int:
+        """See `MediaReader.count`."""
+        self._places(ids, parts)
+        keys = [key_of(part) for part in parts]
+        found = self._expand(keys, parts, len(ids), to_read=False)
+        for key, each in found.items():
+            self._encoded.put(key, Encoded(each.kind, each.tokens, each.stretches, None))
+        return len(ids) + sum(len(found[key].tokens) - 1 for key in keys)
+
+    def _places(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> list[int]:
+        """Where each part stands; whatever can be said before somebody looks inside is said here."""
         if not parts:
             raise ForerunError("a prompt without media needs no reader of media")
         if len(parts) > self._limits.items:
@@ -89,41 +112,56 @@ class Reader:
             if part.kind not in self.kinds:
                 known = " and ".join(sorted(self.kinds))
                 raise ForerunError(f"{part.name}: this model does not read {part.kind}, only text and {known}")
-        at = places(ids, parts, self._family.placeholders)
-        with self._decoding:
-            prepared = self._prepare(parts, len(ids))
-        embeddings = [self._encode(each) for each in prepared]
-        return self._join(ids, at, prepared, embeddings)
+        return places(ids, parts, self._family.placeholders)
 
-    def _prepare(self, parts: Sequence[MediaPart], tokens: int) -> list[Prepared]:
-        """`tokens`: of the prompt, with one placeholder for each part. What does not fit never reaches a tower."""
-        prepared, left = [], self._limits.soft_tokens
-        for part in parts:
-            prepared.append(self._family.prepare(part, self._limits))
-            left -= prepared[-1].rows
+    def _expand(
+        self, keys: Sequence[Key], parts: Sequence[MediaPart], tokens: int, *, to_read: bool
+    ) -> dict[Key, Expansion]:
+        """`tokens`: of the prompt, with one placeholder for each part. What does not fit never reaches a tower.
+
+        `to_read`: those without rows are `Prepared`.
+        """
+        found: dict[Key, Expansion] = {}
+        left = self._limits.soft_tokens
+        for key, part in zip(keys, parts, strict=True):
+            if key not in found:
+                found[key] = self._known(key, to_read) or self._prepare(part)
+            left -= found[key].rows
             if left < 0:
                 raise ForerunError(
                     f"{part.name}: the media of the prompt take more than {self._limits.soft_tokens} tokens: bring "
                     "fewer or smaller ones"
                 )
-            tokens += len(prepared[-1].tokens) - 1
-            if self._context is not None and tokens >= self._context:
+            tokens += len(found[key].tokens) - 1
+            if to_read and self._context is not None and tokens >= self._context:
                 raise PromptTooLong(tokens, self._context)
-        return prepared
+        return found
 
-    def _encode(self, prepared: Prepared) -> Tensor:
+    def _known(self, key: Key, to_read: bool) -> Encoded | None:
+        known = self._encoded.get(key)
+        return None if known is None or (to_read and known.embeddings is None) else known
+
+    def _prepare(self, part: MediaPart) -> Prepared:
+        with self._decoding:
+            return self._family.prepare(part, self._limits)
+
+    def _encode(self, key: Key, prepared: Expansion) -> Encoded:
         """Running is under the engine's ownership wherever that is not a CPU."""
+        if isinstance(prepared, Encoded):
+            return prepared
+        assert isinstance(prepared, Prepared)
         try:
             if prepared.kind not in self._loaded:
                 self._load(prepared.kind)
             with self._running, torch.inference_mode():
-                rows = self._family.encode(prepared)
-                if self._device.type == "cuda":  # the engine may read them on another stream
-                    torch.cuda.current_stream(self._device).synchronize()
+                # In host memory, where they may be needed again; a copy waits for the device, and holds nothing else.
+                rows = self._family.encode(prepared).to("cpu", copy=True)
         except torch.OutOfMemoryError as error:
             raise ForerunError("there is not enough free memory for the media: bring fewer or smaller ones") from error
         assert len(rows) == prepared.rows, "a tower gave another number of rows than was announced"
-        return rows
+        encoded = Encoded(prepared.kind, prepared.tokens, prepared.stretches, rows)
+        self._encoded.put(key, encoded)
+        return encoded
 
     def _load(self, kind: Kind) -> None:
         """While it builds a tower, transformers changes the number format of new tensors for the whole process: neither
@@ -133,14 +171,13 @@ class Reader:
             self._family.load(kind)
         self._loaded.add(kind)
 
-    def _join(
-        self, ids: Sequence[int], at: Sequence[int], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]
-    ) -> MediaPrompt:
+    def _join(self, ids: Sequence[int], at: Sequence[int], encoded: Sequence[Encoded]) -> MediaPrompt:
         expanded: list[int] = []
         runs, grids, past = [], [], 0
-        for place, each, rows in zip(at, prepared, embeddings, strict=True):
+        for place, each in zip(at, encoded, strict=True):
             expanded += ids[past:place]
-            used = 0
+            used, rows = 0, each.embeddings
+            assert rows is not None
             for stretch in each.stretches:
                 start = len(expanded) + stretch.start
                 own = rows[used : used + stretch.rows]

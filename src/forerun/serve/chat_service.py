@@ -79,8 +79,9 @@ class ChatPipeline:
     async def count_tokens(self, job: ChatJob) -> int:
         """Of the prompt, template and media included."""
         prompt = await self.prompt(job)
-        read = await self._read_media(self._models.loaded(), job, prompt)
-        return len(prompt.ids if read is None else read.ids)
+        if not job.media:
+            return len(prompt.ids)
+        return await self._media.count(checked(self._models.loaded().media, job.media), prompt.ids, job.media)
 
     async def _read_media(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> MediaPrompt | None:
         """Once for all choices; not for an answer that would be turned away afterwards."""

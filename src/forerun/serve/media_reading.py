@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from forerun.errors import ForerunError
-from forerun.media.parts import MediaPrompt, MediaReader, PromptTooLong
+from forerun.media.parts import MediaPart, MediaPrompt, MediaReader, PromptTooLong
 from forerun.media.reading import what_is_read
 from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.generation import too_long
@@ -14,6 +15,7 @@ from forerun.serve.sent_media import SentMedia, param_of
 from forerun.serve.settings import ServeSettings
 from forerun.text.content import PLURALS
 
+Made = TypeVar("Made")
 MOST_CHARACTERS = 512 << 20  # of media that are read or wait for it: they are in memory all that time
 
 
@@ -27,12 +29,19 @@ class MediaReading:
 
     async def read(self, reader: MediaReader, ids: Sequence[int], media: tuple[SentMedia, ...]) -> MediaPrompt:
         """The prompt with rows in place of its placeholders. What is wrong with a part is a 400 that names it."""
+        return await self._with_parts(media, lambda parts: reader.read(ids, parts))
+
+    async def count(self, reader: MediaReader, ids: Sequence[int], media: tuple[SentMedia, ...]) -> int:
+        """Tokens of that prompt, with the same errors."""
+        return await self._with_parts(media, lambda parts: reader.count(ids, parts))
+
+    async def _with_parts(self, media: tuple[SentMedia, ...], act: Callable[[Sequence[MediaPart]], Made]) -> Made:
         waiting = [media]  # emptied when nobody waits any more: work that never begins stays in its queue a while
 
-        def work() -> MediaPrompt:
+        def work() -> Made:
             media = waiting.pop()
             try:
-                return reader.read(ids, [one.part() for one in media])
+                return act([one.part() for one in media])
             except PromptTooLong as error:
                 raise too_long(error.context, error.tokens, "messages", "at least ") from error
             except ForerunError as error:
