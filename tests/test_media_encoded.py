@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +17,7 @@ from forerun.errors import ForerunError
 from forerun.media.encoded import Encoded, EncodedMedia
 from forerun.media.expansion import Prepared, Stretch
 from forerun.media.limits import MediaLimits
-from forerun.media.parts import Kind, MediaPart, PromptTooLong
+from forerun.media.parts import Kind, MediaOutOfMemory, MediaPart, PromptTooLong
 from forerun.media.reader import Reader
 
 IMAGE, SOUND = 7, 8
@@ -155,3 +157,39 @@ def test_many_threads_with_the_same_few_pictures() -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda n: rows(own.read([5, IMAGE], [files[n % 6]])), range(300)))
     assert found == [expected[n % 6] for n in range(300)]
+
+
+CPU_ALLOCATOR = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+
+
+@pytest.mark.parametrize("where", ["load", "prepare", "encode"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), MemoryError(), RuntimeError(CPU_ALLOCATOR)])
+def test_too_little_memory_is_said_as_that_and_the_tower_works_afterwards(where: str, error: Exception) -> None:
+    family, seen = Family(), []
+    own, act = reader(family), getattr(family, where)
+
+    def fail(*_: Any) -> None:
+        large = torch.zeros(10)
+        seen.append(weakref.ref(large))
+        setattr(family, where, act)
+        raise error
+
+    setattr(family, where, fail)
+    with pytest.raises(MediaOutOfMemory, match="not enough free memory") as raised:
+        own.read([IMAGE], [part("image", b"cat")])
+    error.__traceback__ = None
+    gc.collect()
+    assert raised.value.__cause__ is raised.value.__context__ is None
+    assert seen[0]() is None, "what it had made is not kept by the error"
+    assert rows(own.read([IMAGE], [part("image", b"cat")])) == [[99, 97, 116]]
+
+
+def test_other_errors_of_a_tower_stay_what_they_are() -> None:
+    family = Family()
+
+    def fail(_: Prepared) -> Any:
+        raise RuntimeError("shapes do not fit")
+
+    family.encode = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="shapes"):
+        reader(family).read([IMAGE], [part("image", b"cat")])

@@ -94,6 +94,13 @@ def free_memory(device: torch.device) -> int:
     return 8 << 30 if available is None else available  # macOS and Windows do not say: a modest guess
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Is that what an error says? A CPU's allocator has no class of its own for it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
 @contextmanager
 def running_memory() -> Iterator[None]:
     """Out of memory beside a loaded model becomes a line that says what to do."""

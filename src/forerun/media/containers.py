@@ -42,7 +42,7 @@ def container_format(data: bytes) -> str | None:
 
 @contextmanager
 def opened(part: MediaPart, limits: MediaLimits, expected: str) -> Iterator[Any]:
-    """The file in PyAV's hands; whatever goes wrong inside the block is the file's fault."""
+    """The file in PyAV's hands; whatever goes wrong inside the block, but for our memory, is the file's fault."""
     import av
 
     check_bytes(part, limits)
@@ -56,6 +56,8 @@ def opened(part: MediaPart, limits: MediaLimits, expected: str) -> Iterator[Any]
     except ForerunError:
         raise
     except Exception as error:  # decoders fail in every way there is
+        if isinstance(error, MemoryError) and not isinstance(error, av.FFmpegError):
+            raise  # ours; ffmpeg's may come of sizes that a damaged file names
         raise ForerunError(f"{part.name} is truncated or damaged: it cannot be read as {kind}") from error
 
 

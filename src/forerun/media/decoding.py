@@ -33,7 +33,7 @@ def read_image(part: MediaPart, limits: MediaLimits) -> Image:
         return ImageOps.exif_transpose(image).convert("RGB")
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # a limit of its own, far above
         raise ForerunError(f"{part.name} has more than {limits.image_pixels} pixels: make it smaller") from error
-    except ForerunError:
+    except (ForerunError, MemoryError):  # limits were kept: what there was no room for is not the file's fault
         raise
     except Exception as error:  # decoders fail in every way there is
         raise ForerunError(f"{part.name} is truncated or damaged: it cannot be read as {kind}") from error

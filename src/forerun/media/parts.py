@@ -43,6 +43,13 @@ class PromptTooLong(ForerunError):
         self.tokens, self.context = tokens, context
 
 
+class MediaOutOfMemory(ForerunError):
+    """Nothing is wrong with the media, but there is no room for them now."""
+
+    def __init__(self) -> None:
+        super().__init__("there is not enough free memory for the media: bring fewer or smaller ones, or try later")
+
+
 class MediaReader(Protocol):
     """What a model that sees or hears does with media. Safe in any thread."""
 
@@ -59,7 +66,8 @@ class MediaReader(Protocol):
     def read(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
         """`ids`: a prompt with one placeholder for each part, in order, as the chat template wrote it.
 
-        Whatever is wrong with a part is a ForerunError that names it; one that is too long is `PromptTooLong`.
+        Whatever is wrong with a part is a ForerunError that names it; a prompt that is too long is `PromptTooLong`,
+        and where there is no memory for a tower it is `MediaOutOfMemory`.
         """
         ...
 

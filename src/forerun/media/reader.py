@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from forerun.device import out_of_memory
 from forerun.errors import ForerunError
 from forerun.media.encoded import Encoded, EncodedMedia, Key, key_of
 from forerun.media.expansion import Expansion, Prepared, places
 from forerun.media.limits import MediaLimits
-from forerun.media.parts import Kind, MediaPart, MediaPrompt, PromptTooLong
+from forerun.media.parts import Kind, MediaOutOfMemory, MediaPart, MediaPrompt, PromptTooLong
 from forerun.models.layers.media import MediaRun, PromptMedia
 
+Made = TypeVar("Made")
 REMEMBERED = 256 << 20  # bytes of host memory for media that were encoded: some two hundred pictures of a large model
 
 
@@ -143,25 +145,25 @@ class Reader:
 
     def _prepare(self, part: MediaPart) -> Prepared:
         with self._decoding:
-            return self._family.prepare(part, self._limits)
+            return with_memory(lambda: self._family.prepare(part, self._limits))
 
     def _encode(self, key: Key, prepared: Expansion) -> Encoded:
-        """Running is under the engine's ownership wherever that is not a CPU."""
         if isinstance(prepared, Encoded):
             return prepared
         assert isinstance(prepared, Prepared)
-        try:
-            if prepared.kind not in self._loaded:
-                self._load(prepared.kind)
-            with self._running, torch.inference_mode():
-                # In host memory, where they may be needed again; a copy waits for the device, and holds nothing else.
-                rows = self._family.encode(prepared).to("cpu", copy=True)
-        except torch.OutOfMemoryError as error:
-            raise ForerunError("there is not enough free memory for the media: bring fewer or smaller ones") from error
+        rows = with_memory(lambda: self._rows(prepared))
         assert len(rows) == prepared.rows, "a tower gave another number of rows than was announced"
         encoded = Encoded(prepared.kind, prepared.tokens, prepared.stretches, rows)
         self._encoded.put(key, encoded)
         return encoded
+
+    def _rows(self, prepared: Prepared) -> Tensor:
+        """Running is under the engine's ownership wherever that is not a CPU."""
+        if prepared.kind not in self._loaded:
+            self._load(prepared.kind)
+        with self._running, torch.inference_mode():
+            # In host memory, where they may be needed again; a copy waits for the device, and holds nothing else.
+            return self._family.encode(prepared).to("cpu", copy=True)
 
     def _load(self, kind: Kind) -> None:
         """While it builds a tower, transformers changes the number format of new tensors for the whole process: neither
@@ -188,3 +190,14 @@ class Reader:
             past = place + 1
         expanded += ids[past:]
         return MediaPrompt(expanded, PromptMedia(runs, self._family.positions(len(expanded), grids)))
+
+
+def with_memory(make: Callable[[], Made]) -> Made:
+    """What it makes, or `MediaOutOfMemory`."""
+    try:
+        return make()
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+    # Not inside the handler: an error keeps its cause, that all its frames, and those what a tower had made so far.
+    raise MediaOutOfMemory

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from forerun.errors import ForerunError
-from forerun.media.parts import MediaPart, MediaPrompt, MediaReader, PromptTooLong
+from forerun.media.parts import MediaOutOfMemory, MediaPart, MediaPrompt, MediaReader, PromptTooLong
 from forerun.media.reading import what_is_read
 from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.generation import too_long
@@ -42,6 +42,8 @@ class MediaReading:
             media = waiting.pop()
             try:
                 return act([one.part() for one in media])
+            except MediaOutOfMemory as error:
+                raise ApiError(503, str(error), code="out_of_memory") from None
             except PromptTooLong as error:
                 raise too_long(error.context, error.tokens, "messages", "at least ") from error
             except ForerunError as error:
