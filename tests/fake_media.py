@@ -55,6 +55,7 @@ class FakeReader:
     hidden: int = 64
     kinds: frozenset[Kind] = frozenset(("image", "video", "audio"))
     whole: bool = False
+    weight_bytes: int = 0
     read_parts: list[list[MediaPart]] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
 

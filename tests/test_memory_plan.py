@@ -1,14 +1,28 @@
-"""The memory plan of a tiny model counts what is really held, drafters included."""
+"""The memory plan of a tiny model counts what is really held, drafters included, and towers that may come."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+from engines import CPU
 from tiny import tiny_model
+from tiny_media import random_media_gemma, random_media_qwen, random_unified, save_media_gemma, save_media_qwen
+from transformers import AutoTokenizer
 
 import forerun
+from forerun import loading
+from forerun.cli.serve_screen import plan_table
+from forerun.device import CACHE_SHARE
 from forerun.draft.model import ModelDrafter
-from forerun.memory_plan import memory_plan
+from forerun.media.loading import media_family, media_weights
+from forerun.memory_plan import MemoryPlan, memory_plan, page_bytes
+from forerun.weights.checkpoint import open_checkpoint
 
 
 def test_a_draft_model_is_named_and_counted(tmp_path: Path) -> None:
@@ -25,3 +39,65 @@ def test_a_draft_model_is_named_and_counted(tmp_path: Path) -> None:
     assert 0 <= held - plan.cache <= held / pool.count  # at most a spare page beside it
     assert plan.total == plan.weights + plan.cache + model.weights + model.cache
     assert plan.cache_tokens == pool.count * pool.page and plan.context == 128 and plan.left > 0
+
+
+SEEING: dict[str, Callable[[Path], Path]] = {
+    "gemma4": lambda folder: save_media_gemma(folder, random_media_gemma("E4B")),
+    "gemma4_unified": lambda folder: save_media_gemma(folder, random_unified()),
+    "published": lambda folder: save_media_gemma(folder, random_unified(), published=True),
+    "qwen3_5": lambda folder: save_media_qwen(folder, random_media_qwen(False)),
+}
+
+
+def modules_in(value: Any, depth: int = 0) -> list[torch.nn.Module]:
+    """All modules that an object holds."""
+    if isinstance(value, torch.nn.Module):
+        return [value]
+    items = value if isinstance(value, tuple) else list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return [module for item in items if depth < 3 for module in modules_in(item, depth + 1)]
+
+
+@pytest.mark.parametrize("family", SEEING)
+def test_towers_are_counted_before_they_are_read(family: str, tmp_path: Path) -> None:
+    folder = SEEING[family](tmp_path)
+    checkpoint, tokenizer = open_checkpoint(folder), AutoTokenizer.from_pretrained(folder)
+    towers = media_family(checkpoint, tokenizer, CPU, torch.float32)
+    assert towers is not None and not modules_in(towers)
+    for kind in towers.kinds:
+        towers.load(kind)
+    loaded = sum(tensor.nbytes for module in modules_in(towers) for tensor in module.state_dict().values())
+    assert media_weights(checkpoint, torch.float32) == loaded > 0
+    assert media_weights(checkpoint, torch.bfloat16) == loaded // 2
+
+
+def test_what_cannot_be_read_is_not_counted(tmp_path: Path) -> None:
+    text = tiny_model(tmp_path / "text", "llama")
+    assert media_weights(open_checkpoint(text), torch.float32) == 0
+    whole, deaf = SEEING["gemma4"](tmp_path / "whole"), SEEING["gemma4"](tmp_path / "deaf")
+    values = json.loads((deaf / "config.json").read_text())
+    (deaf / "config.json").write_text(json.dumps({**values, "audio_config": None}))
+    both, one = (media_weights(open_checkpoint(folder), torch.float32) for folder in (whole, deaf))
+    assert 0 < one < both
+
+
+def test_towers_have_their_room_in_the_plan_and_in_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = SEEING["gemma4"](tmp_path)
+    plan = memory_plan(forerun.load(str(folder), dtype="float32"))
+    assert plan.towers == media_weights(open_checkpoint(folder), torch.float32)
+    assert plan.total == plan.weights + plan.cache + plan.towers
+
+    free = 32 << 20  # far less than what the cache would like to have
+    monkeypatch.setattr(loading, "free_memory", lambda device: free)
+    for towers, counted in ((0, 0), (8 << 20, 8 << 20), (31 << 20, free // 2)):
+        monkeypatch.setattr(loading, "media_weights", lambda *_, towers=towers: towers)
+        pool = forerun.load(str(folder), dtype="float32").engine.pool
+        share, page = (free - counted) * CACHE_SHARE, page_bytes(pool)
+        assert share - page < pool.count * page <= share, "they leave text at least half of its share"
+
+
+def test_towers_are_named_on_the_screen() -> None:
+    plan = MemoryPlan(100, [], 50, 64, 32, 0, 900, towers=7 << 20)
+    table = plan_table(plan)
+    lines = ["|".join(str(cell) for cell in row) for row in zip(*(list(c.cells) for c in table.columns), strict=True)]
+    assert "towers|7.0 MiB|loaded when the first images, videos or audio come" in lines
+    assert not any("towers" in str(cell) for cell in plan_table(replace(plan, towers=0)).columns[0].cells)

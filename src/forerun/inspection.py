@@ -69,7 +69,8 @@ def describe(loaded: LanguageModel) -> CheckReport:
         size = pool.states.bytes_per_slot(config.delta, config.recurrent_layers)
         notes.append(f"recurrent state: {size / 2**20:.1f} MiB per sequence, {pool.states.count} sequences")
     if loaded.media is not None:
-        notes.append(f"reads {what_is_read(loaded.media)}")
+        towers = f"towers of {loaded.media.weight_bytes / 2**20:.1f} MiB are loaded when media come"
+        notes.append(f"reads {what_is_read(loaded.media)}; {towers}")
     if not loaded.probe.guaranteed:
         notes.append(f"passes are narrowed to {loaded.probe.widest} rows: wider ones change bits on this machine")
     return CheckReport(

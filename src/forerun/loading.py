@@ -29,7 +29,7 @@ from forerun.engine.probe import ProbeResult, probe
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
-from forerun.media.loading import media_reader
+from forerun.media.loading import media_reader, media_weights
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
@@ -74,7 +74,8 @@ def load_model(
         with enough_memory(checkpoint, machine):
             decoder = build(checkpoint, machine.kernels, machine.device, machine.dtype, progress)
             context = context_size(decoder, max_context)
-            pool = make_pool(decoder, context, machine)
+            towers = media_weights(checkpoint, decoder.dtype)
+            pool = make_pool(decoder, context, machine, towers)
             target = graphed(decoder, pool, context) if machine.graphs else None
             result = run_probe(decoder, pool, progress, target)
         tokenizer = reading.result()
@@ -88,7 +89,7 @@ def load_model(
             drafters["assistant"] = assistant.drafter
             labels["assistant"] = f"the assistant {assistant.path}"
         elif named is not None:
-            drafters["model"] = load_drafter(named, tokenizer, machine, context, vocab, progress)
+            drafters["model"] = load_drafter(named, tokenizer, machine, context, vocab, progress, towers)
             labels["model"] = f"the draft model {draft_model}"
         heads = load_head(head, checkpoint, decoder, vocab)
         if heads.head is not None:
@@ -139,10 +140,15 @@ def context_size(decoder: Decoder, wanted: int | None) -> int:
     return wanted
 
 
-def make_pool(decoder: Decoder, context: int, machine: Machine) -> PagePool:
-    """Pages for several full contexts, as far as a share of the free memory goes."""
+def make_pool(decoder: Decoder, context: int, machine: Machine, towers: int = 0) -> PagePool:
+    """Pages for several full contexts, as far as a share of the free memory goes.
+
+    `towers`: bytes of those that media will ask for. Up to half of the memory they are not counted as free; where they
+    need more, requests with media may find too little, but all others have their pages.
+    """
     tokens = max(SEQUENCES * (context + MAX_DEPTH), PROBED_PAGES * PAGE)
-    memory = int(free_memory(decoder.device) * CACHE_SHARE)
+    free = free_memory(decoder.device)
+    memory = int(max(free - towers, free // 2) * CACHE_SHARE)
     pool = PagePool.within(decoder.config, tokens, PAGE, memory, decoder.dtype, decoder.device, machine.graphs)
     if pool is None:
         raise ForerunError(
@@ -152,7 +158,7 @@ def make_pool(decoder: Decoder, context: int, machine: Machine) -> PagePool:
 
 
 def load_drafter(
-    folder: Path, tokenizer: Any, machine: Machine, context: int, vocab: int, progress: Progress
+    folder: Path, tokenizer: Any, machine: Machine, context: int, vocab: int, progress: Progress, towers: int = 0
 ) -> ModelDrafter:
     """A draft model must speak in the same tokens as the target."""
     if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
@@ -162,7 +168,7 @@ def load_drafter(
         context = decoder.config.context
     if machine.graphs:
         decoder.rope.reserve(context + 2 * (MAX_DEPTH + 1))
-    return ModelDrafter(decoder, make_pool(decoder, context, machine), min(vocab, decoder.config.vocab), CHUNK)
+    return ModelDrafter(decoder, make_pool(decoder, context, machine, towers), min(vocab, decoder.config.vocab), CHUNK)
 
 
 @dataclass(frozen=True, slots=True)

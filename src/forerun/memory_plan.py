@@ -33,19 +33,21 @@ class MemoryPlan:
     cache_tokens: int
     context: int
     state: int  # of recurrent layers, for all sequences
-    left: int
+    left: int  # when the towers are there as well
+    towers: int = 0  # for media: read when the first of them come
 
     @property
     def total(self) -> int:
-        """All that is held."""
-        return self.weights + self.cache + self.state + sum(one.weights + one.cache for one in self.drafters)
+        """All that is held, or has a place reserved."""
+        drafters = sum(one.weights + one.cache for one in self.drafters)
+        return self.weights + self.cache + self.state + drafters + self.towers
 
 
 def memory_plan(loaded: LanguageModel) -> MemoryPlan:
     """What a loaded model holds. A lookup keeps tokens only, which is next to nothing."""
     engine, decoder = loaded.engine, loaded.engine.model
     pool, config = engine.pool, decoder.config
-    state = 0
+    state, towers = 0, 0 if loaded.media is None else loaded.media.weight_bytes
     if pool.states is not None and config.delta is not None:
         state = pool.states.bytes_per_slot(config.delta, config.recurrent_layers) * pool.states.count
     return MemoryPlan(
@@ -55,7 +57,8 @@ def memory_plan(loaded: LanguageModel) -> MemoryPlan:
         cache_tokens=pool.count * pool.page,
         context=engine.context,
         state=state,
-        left=free_memory(decoder.device),
+        left=max(0, free_memory(decoder.device) - towers),
+        towers=towers,
     )
 
 

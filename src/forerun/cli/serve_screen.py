@@ -51,7 +51,7 @@ def print_plan(loaded: LanguageModel) -> None:
     if loaded.media is not None:
         from forerun.media.reading import what_is_read
 
-        print(f"reads {what_is_read(loaded.media)}; the weights for that are loaded when the first of them come")
+        print(f"reads {what_is_read(loaded.media)}")
     for warning in loaded.head_warnings:
         print(f"warning: {warning}", flush=True)
     if not loaded.probe.guaranteed:
@@ -68,6 +68,8 @@ def plan_table(plan: MemoryPlan) -> Table:
     table.add_row("cache", readable_bytes(plan.cache), room)
     if plan.state:
         table.add_row("recurrent state", readable_bytes(plan.state), "")
+    if plan.towers:
+        table.add_row("towers", readable_bytes(plan.towers), "loaded when the first images, videos or audio come")
     table.add_row("together", readable_bytes(plan.total), f"{readable_bytes(plan.left)} left")
     return table
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SOFT_TOKENS = (70, 140, 280, 560, 1120)  # budgets of a picture that models are trained for
+TENSORS: Mapping[Kind, tuple[str, ...]] = {  # how the names of those begin that a kind needs; films need pictures'
+    "image": ("vision_tower.", "embed_vision."),
+    "audio": ("audio_tower.", "embed_audio."),
+}
 HEARD = 30.0  # seconds of sound that the models are trained for
 
 
@@ -241,14 +245,17 @@ def feature_extractor(checkpoint: Checkpoint, name: str) -> Any:
         raise ForerunError(f"{settings.where}: the feature extractor's settings are not ones of {name}") from error
 
 
+def readable_kinds(checkpoint: Checkpoint, tensors: Mapping[Kind, tuple[str, ...]]) -> frozenset[Kind]:
+    """Those with a config and the first of their tensors: some copies were cut down to less."""
+    kinds: set[Kind] = set()
+    if "vision_config" in checkpoint.reader and has_tensors(checkpoint, tensors["image"][0]):
+        kinds |= {"image", "video"}
+    if "audio_config" in checkpoint.reader and has_tensors(checkpoint, tensors["audio"][0]):
+        kinds.add("audio")
+    return frozenset(kinds)
+
+
 def gemma4_media(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> GemmaMedia | None:
     """None: the checkpoint has no towers."""
-    kinds: set[Kind] = set()
-    if "vision_config" in checkpoint.reader and has_tensors(checkpoint, "vision_tower."):
-        kinds |= {"image", "video"}
-    if "audio_config" in checkpoint.reader and has_tensors(checkpoint, "audio_tower."):
-        kinds.add("audio")
-    if not kinds:
-        return None
-    towers = Gemma4Towers(checkpoint, device, dtype)
-    return GemmaMedia(checkpoint, tokenizer, towers, frozenset(kinds))
+    kinds = readable_kinds(checkpoint, TENSORS)
+    return GemmaMedia(checkpoint, tokenizer, Gemma4Towers(checkpoint, device, dtype), kinds) if kinds else None

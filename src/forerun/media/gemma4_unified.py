@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from forerun.media.gemma4 import GemmaMedia, feature_extractor
+from forerun.media.gemma4 import GemmaMedia, feature_extractor, readable_kinds
 from forerun.media.parts import Kind
 from forerun.media.towers import has_tensors, load_module, tower_config
 from forerun.weights.checkpoint import Checkpoint
@@ -18,6 +18,10 @@ from forerun.weights.checkpoint import Checkpoint
 if TYPE_CHECKING:
     import numpy
 
+TENSORS: Mapping[Kind, tuple[str, ...]] = {  # see `media/gemma4.py`
+    "image": ("embed_vision.", "vision_embedder."),
+    "audio": ("embed_audio.",),
+}
 PROJECTION = "multimodal_embedder."  # inside the module, of what files keep beside its other tensors
 
 
@@ -85,12 +89,5 @@ def unified_media(
     checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype
 ) -> GemmaMedia | None:
     """None: the checkpoint was cut down to its text model."""
-    kinds: set[Kind] = set()
-    if "vision_config" in checkpoint.reader and has_tensors(checkpoint, "embed_vision."):
-        kinds |= {"image", "video"}
-    if "audio_config" in checkpoint.reader and has_tensors(checkpoint, "embed_audio."):
-        kinds.add("audio")
-    if not kinds:
-        return None
-    towers = UnifiedTowers(checkpoint, device, dtype)
-    return GemmaMedia(checkpoint, tokenizer, towers, frozenset(kinds))
+    kinds = readable_kinds(checkpoint, TENSORS)
+    return GemmaMedia(checkpoint, tokenizer, UnifiedTowers(checkpoint, device, dtype), kinds) if kinds else None

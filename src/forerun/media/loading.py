@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from forerun.media.gemma4 import gemma4_media
-from forerun.media.gemma4_unified import unified_media
+from forerun.media import gemma4, gemma4_unified, qwen3_5
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import MediaReader
-from forerun.media.qwen3_5 import qwen_media
 from forerun.media.reader import Family, Reader
+from forerun.media.towers import weight_bytes
 from forerun.weights.checkpoint import Checkpoint
 
 
@@ -27,16 +26,32 @@ def media_reader(
 ) -> MediaReader | None:
     """None: the model reads text only. `owner` is held while a tower runs; `context`: tokens of it."""
     family = media_family(checkpoint, tokenizer, device, dtype)
-    return None if family is None else Reader(family, owner, device, limits or MediaLimits(), context)
+    if family is None:
+        return None
+    weights = media_weights(checkpoint, dtype)
+    return Reader(family, owner, device, limits or MediaLimits(), context, weight_bytes=weights)
 
 
 def media_family(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Family | None:
     """By the type of the whole model."""
     match checkpoint.config.get("model_type"):
         case "gemma4":
-            return gemma4_media(checkpoint, tokenizer, device, dtype)
+            return gemma4.gemma4_media(checkpoint, tokenizer, device, dtype)
         case "gemma4_unified":
-            return unified_media(checkpoint, tokenizer, device, dtype)
+            return gemma4_unified.unified_media(checkpoint, tokenizer, device, dtype)
         case "qwen3_5" | "qwen3_5_moe":
-            return qwen_media(checkpoint, tokenizer, device, dtype)
+            return qwen3_5.qwen_media(checkpoint, tokenizer, device, dtype)
     return None
+
+
+def media_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Bytes of all towers that media may ask for; 0: the model reads text only."""
+    beginnings: list[str] = []
+    match checkpoint.config.get("model_type"):
+        case "gemma4" | "gemma4_unified" as name:
+            tensors = gemma4.TENSORS if name == "gemma4" else gemma4_unified.TENSORS
+            kinds = gemma4.readable_kinds(checkpoint, tensors)
+            beginnings = [beginning for kind in tensors if kind in kinds for beginning in tensors[kind]]
+        case "qwen3_5" | "qwen3_5_moe" if qwen3_5.has_tower(checkpoint):
+            beginnings = [f"{qwen3_5.TOWER}."]
+    return weight_bytes(checkpoint, beginnings, dtype)

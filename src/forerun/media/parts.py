@@ -63,6 +63,11 @@ class MediaReader(Protocol):
         """Tokens that stand for media in a prompt; without media they mean nothing."""
         ...
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all its towers, whether they have been read yet or not."""
+        ...
+
     def read(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> MediaPrompt:
         """`ids`: a prompt with one placeholder for each part, in order, as the chat template wrote it.
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TOKENS = {"image_token_id": 248056, "video_token_id": 248057}
 BORDERS = {"vision_start_token_id": 248053, "vision_end_token_id": 248054}
+TOWER = "visual"  # how the names of its tensors begin, before a dot
 NARROWEST = 200  # times as long as high, or as high as long
 MOST_PIXELS = 1 << 28  # that settings may ask for
 
@@ -107,7 +108,7 @@ class QwenMedia:
             classes = transformers.Qwen3_5MoeVisionConfig, Qwen3_5MoeVisionModel
         else:
             classes = transformers.Qwen3_5VisionConfig, Qwen3_5VisionModel
-        self._tower = load_tower(self._checkpoint, "vision_config", classes, "visual", self._device, self._dtype)
+        self._tower = load_tower(self._checkpoint, "vision_config", classes, TOWER, self._device, self._dtype)
 
     def encode(self, prepared: Prepared) -> Tensor:
         """See `Family.encode`."""
@@ -212,6 +213,9 @@ def block_patches(frames: Sequence[Tensor], shape: Shape) -> Tensor:
 
 def qwen_media(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> QwenMedia | None:
     """None: the checkpoint has no tower."""
-    if "vision_config" in checkpoint.reader and has_tensors(checkpoint, "visual."):
-        return QwenMedia(checkpoint, tokenizer, device, dtype)
-    return None
+    return QwenMedia(checkpoint, tokenizer, device, dtype) if has_tower(checkpoint) else None
+
+
+def has_tower(checkpoint: Checkpoint) -> bool:
+    """Some copies were cut down to the text model."""
+    return "vision_config" in checkpoint.reader and has_tensors(checkpoint, f"{TOWER}.")

@@ -67,8 +67,10 @@ class Reader:
         limits: MediaLimits,
         context: int | None = None,
         remembered: int = REMEMBERED,
+        weight_bytes: int = 0,
     ) -> None:
         """`context`: tokens that prompt and answer have room for. `remembered`: see `REMEMBERED`."""
+        self.weight_bytes = weight_bytes
         self._context, self._encoded = context, EncodedMedia(remembered)
         self._family, self._owner, self._device, self._limits = family, owner, device, limits
         self._decoding = threading.Semaphore(2)  # files that are decoded at once, for the memory they take

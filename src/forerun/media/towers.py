@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,6 +84,13 @@ def has_tensors(checkpoint: Checkpoint, *names: str) -> bool:
     """Does the checkpoint hold tensors whose names begin so? A text-only copy may have kept the config of the whole."""
     beginnings = tuple(prefix + name for prefix in PREFIXES for name in names)
     return any(name.startswith(beginnings) for name in checkpoint.names())
+
+
+def weight_bytes(checkpoint: Checkpoint, beginnings: Sequence[str], dtype: torch.dtype) -> int:
+    """Of all tensors whose names begin so, in the number format that they are loaded in."""
+    found = tuple(prefix + name for prefix in PREFIXES for name in beginnings)
+    shapes = [checkpoint.shape(name) for name in checkpoint.names() if name.startswith(found)]
+    return sum(math.prod(shape) for shape in shapes) * dtype.itemsize
 
 
 @contextmanager
