@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
@@ -28,10 +29,18 @@ def create_app(
 
     `metrics` gives the text for Prometheus.
     """
-    # The page with the documentation would fetch its scripts from elsewhere: there is only the document itself.
-    app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None)
     off_loop = OffLoop(settings.template_timeout)
     chats = ChatPipeline(model_service, settings, off_loop)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        """Threads end with the server."""
+        yield
+        off_loop.close()
+        chats.close()
+
+    # The page with the documentation would fetch its scripts from elsewhere: there is only the document itself.
+    app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     texts = CompletionPipeline(model_service, settings, off_loop)
     fingerprint = f"forerun-{__version__}"
     files = page.page_files() if settings.page else {}

@@ -92,6 +92,10 @@ class ChatPipeline:
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
         return await self._media.read(checked(model.media, job.media), prompt.ids, job.media)
 
+    def close(self) -> None:
+        """End its threads."""
+        self._media.close()
+
     async def prompt(self, job: ChatJob) -> ChatPrompt:
         """What the model's template makes of the conversation; media have one placeholder each."""
         model = self._models.loaded()

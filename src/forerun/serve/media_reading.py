@@ -60,6 +60,10 @@ class MediaReading:
             waiting.clear()
             self._held -= size
 
+    def close(self) -> None:
+        """See `OffLoop.close`."""
+        self._off_loop.close()
+
 
 def checked(reader: MediaReader | None, media: Sequence[SentMedia]) -> MediaReader:
     """The reader, when it can read all of these."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from forerun.errors import ForerunError
+from forerun.serve.daemon_threads import DaemonThreads
 from forerun.serve.errors import ApiError, bad_request
 
 Result = TypeVar("Result")
@@ -20,7 +20,7 @@ class OffLoop:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="forerun prompts")
+        self._threads = DaemonThreads(THREADS, "forerun prompts")
 
     async def run(self, work: Callable[[], Result], param: str) -> Result:
         """`param`: the field of the request that it is about."""
@@ -31,7 +31,10 @@ class OffLoop:
             begun = True
             return work()
 
-        running = asyncio.get_running_loop().run_in_executor(self._threads, begin)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, begin)
+        except RuntimeError:
+            raise ApiError(503, "The server is shutting down.", headers={"Retry-After": "5"}) from None
         try:
             # Not `wait_for`: in Python 3.11 it takes no notice of being cancelled when the result is just there.
             async with asyncio.timeout(self._seconds):
@@ -47,5 +50,5 @@ class OffLoop:
             raise bad_request("It is nested too deeply.", param) from None
 
     def close(self) -> None:
-        """Nothing new."""
+        """Nothing new; threads end with the work that they have begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -61,7 +61,7 @@ async def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        lifespan="off",
+        lifespan="on",  # at the end of it the application ends its threads
         ws="none",
         http=Connection,
         h11_max_incomplete_event_size=HEADER_BYTES,
