@@ -20,7 +20,7 @@ PICTURES = "a picture in PNG, JPEG, WebP, GIF or BMP format"
 
 def read_image(part: MediaPart, limits: MediaLimits) -> Image:
     """The picture in RGB, turned as its camera says; of a moving one the first frame."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     check_bytes(part, limits)
     kind = picture_format(part.data)
@@ -30,13 +30,41 @@ def read_image(part: MediaPart, limits: MediaLimits) -> Image:
         image = Image.open(io.BytesIO(part.data), formats=[kind])  # reads the header only
         width, height = image.size
         check_pixels(part, width, height, limits.image_pixels)
-        return ImageOps.exif_transpose(image).convert("RGB")
+        image.load()
+        return in_colour(upright(image))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # a limit of its own, far above
         raise ForerunError(f"{part.name} has more than {limits.image_pixels} pixels: make it smaller") from error
     except (ForerunError, MemoryError):  # limits were kept: what there was no room for is not the file's fault
         raise
     except Exception as error:  # decoders fail in every way there is
         raise ForerunError(f"{part.name} is truncated or damaged: it cannot be read as {kind}") from error
+
+
+def upright(image: Image) -> Image:
+    """As its camera was held; a picture whose remarks about that are damaged is not."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - see above: the pixels themselves have been read
+        return image
+
+
+def in_colour(image: Image) -> Image:
+    """In RGB; what shines through is white, as in transformers."""
+    import numpy
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # grey of 16 bits: Pillow would make everything white that is not nearly black
+        image = Image.fromarray((numpy.asarray(image) >> 8).clip(0, 255).astype(numpy.uint8))
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    if image.getchannel("A").getextrema() == (255, 255):  # as in most screenshots: nothing more to do, nor to hold
+        return image.convert("RGB")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
 def picture_format(data: bytes) -> str | None:

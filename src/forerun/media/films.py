@@ -104,9 +104,12 @@ def upright(frame: Any) -> Image:
 
 def film_stream(part: MediaPart, container: Any, limits: MediaLimits) -> Any:
     """The first film inside a file."""
-    if not container.streams.video:
+    from av.stream import Disposition
+
+    covers = Disposition.attached_pic  # pictures that players show beside a recording
+    stream = next((stream for stream in container.streams.video if not stream.disposition & covers), None)
+    if stream is None:
         raise ForerunError(f"{part.name} holds no film")
-    stream = container.streams.video[0]
     check_codec(part, stream, VIDEO_CODECS)
     # Frames may be larger than the container says, or become so: the decoder refuses them before it asks for memory.
     stream.codec_context.options = decoder_limit(limits)

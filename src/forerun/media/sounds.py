@@ -27,10 +27,11 @@ def read_sound(part: MediaPart, limits: MediaLimits, seconds: float) -> numpy.nd
     chunks, samples = [], 0
     with opened(part, limits, SOUNDS) as container:
         stream = sound_stream(part, container)
-        resampler = AudioResampler(format="flt", layout="mono", rate=RATE)
+        resampler = AudioResampler(format="flt", rate=RATE)  # one plane: PyAV cannot take more than eight of them
         for frame in chain(container.decode(stream), [None]):  # None: what the resampler still holds
             for piece in resampler.resample(frame):
-                chunks.append(piece.to_ndarray().reshape(-1))
+                # [samples, channels], whose mean it is: ffmpeg would add them up, and that is louder
+                chunks.append(piece.to_ndarray().reshape(-1, piece.layout.nb_channels).mean(axis=1))
                 samples += len(chunks[-1])
             if samples > most:
                 raise ForerunError(f"{part.name} is longer than {most / RATE:g} seconds: cut it")

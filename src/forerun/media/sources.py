@@ -10,6 +10,7 @@ import stat
 from typing import Any
 
 from forerun.errors import ForerunError
+from forerun.media.decoding import upright
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart
 
@@ -89,13 +90,12 @@ def _too_large(name: str) -> ForerunError:
 
 def _as_png(image: Any, name: str) -> bytes:
     """The same pixels as a file, since files are what readers read; upright, since PNG does not keep how."""
-    from PIL import ImageOps
-
     file = io.BytesIO()
     try:
-        upright = ImageOps.exif_transpose(image)
-        known = upright.mode in ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")  # to PNG
-        (upright if known else upright.convert("RGB")).save(file, format="PNG")
+        image = upright(image)
+        known = image.mode in ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")  # to PNG
+        other = "RGBA" if image.mode.lower().endswith("a") else "RGB"
+        (image if known else image.convert(other)).save(file, format="PNG")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ForerunError(f"{name} cannot be used as a picture: {error}") from error
     return file.getvalue()
