@@ -138,3 +138,38 @@ def test_an_import_brings_pictures_and_nothing_else(page: Page) -> None:
     )
     assert found == [good, good]
     assert page.module("return (await load('attachments.js')).importedMedia('x');") == []
+
+
+SLOW = """
+const read = FileReader.prototype.readAsDataURL;
+window.held = [];
+FileReader.prototype.readAsDataURL = function (file) { window.held.push(() => read.call(this, file)); };
+"""
+
+
+def test_a_question_waits_for_the_files_that_are_still_being_read(page: Page, server: Served) -> None:
+    cat = encoded(picture())
+    page.js(SLOW)
+    drop(page, cat, "cat.png", "image/png")
+    page.wait(lambda: page.js("return window.held.length") == 1)
+    page.send("What is this?")
+    assert page.one(".send").get_attribute("disabled") and not page.all(".message.user")
+    page.js("window.held[0]()")
+    page.wait(lambda: page.all(".composer-box .attachment img"))
+    page.click(".send")
+    page.answer()
+    assert [part.data for part in server.reader.read_parts[-1]] == [cat]
+
+
+def test_a_file_never_goes_into_another_conversation(page: Page) -> None:
+    page.ask("Hi")
+    page.js(SLOW)
+    drop(page, encoded(picture()), "cat.png", "image/png")
+    page.wait(lambda: page.js("return window.held.length") == 1)
+    page.click(".new-chat")
+    page.wait(lambda: not page.all(".message.user"))
+    page.js("window.held[0]()")
+    page.wait(lambda: "cat.png" in page.text("#toasts"))
+    assert page.all(".composer-box .attachment") == []
+    page.one("#prompt").send_keys("x")
+    assert not page.one(".send").get_attribute("disabled")

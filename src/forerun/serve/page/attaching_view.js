@@ -9,6 +9,8 @@ export class AttachingView {
   constructor(changed) {
     this.changed = changed;
     this.media = [];
+    this.reading = 0; // files on their way
+    this.owner = null; // the conversation that they are attached to
     this.kinds = []; // of files that the model reads
     this.largest = Infinity; // bytes of a file
     this.strip = el("div", { class: "attached", hidden: true });
@@ -37,6 +39,12 @@ export class AttachingView {
     this.file.setAttribute("accept", acceptedTypes(this.kinds));
   }
 
+  /** Another conversation, and what is attached to it. */
+  open(owner, media) {
+    this.owner = owner;
+    this.show(media);
+  }
+
   /** Shows these, and nothing else. */
   show(media) {
     this.media = media;
@@ -54,14 +62,24 @@ export class AttachingView {
   }
 
   async #attach(files) {
+    const { owner } = this;
+    this.#count(files.length);
     for (const file of files) {
       try {
         const read = await this.#read(file);
+        if (this.owner !== owner) throw new Error(`${file.name} was not attached: another chat was opened meanwhile.`);
         this.show([...this.media, read]);
       } catch (error) {
         toast(error.message);
+      } finally {
+        this.#count(-1);
       }
     }
+  }
+
+  #count(more) {
+    this.reading += more;
+    this.changed();
   }
 
   #read(file) {

@@ -75,9 +75,9 @@ export class ComposerView {
     this.text.focus();
   }
 
-  /** Is there anything to send? */
-  get empty() {
-    return !this.text.value.trim() && !this.attaching.media.length;
+  /** Is there nothing to send, or not yet all of it? */
+  get unready() {
+    return (!this.text.value.trim() && !this.attaching.media.length) || this.attaching.reading > 0;
   }
 
   update() {
@@ -89,11 +89,11 @@ export class ComposerView {
       this.button.title = stops ? "Stop (Esc)" : "Send (Enter)";
       this.button.setAttribute("aria-label", stops ? "Stop" : "Send");
     }
-    this.button.disabled = !stops && this.empty;
+    this.button.disabled = !stops && this.unready;
   }
 
   send() {
-    if (this.chat.run || this.empty) return;
+    if (this.chat.run || this.unready) return;
     const text = this.text.value;
     const { media } = this.attaching;
     this.text.value = "";
@@ -120,7 +120,7 @@ export class ComposerView {
     this.shown = id;
     const { text, media } = this.drafts.get(id) ?? { text: "", media: [] };
     this.text.value = text;
-    this.attaching.show(media);
+    this.attaching.open(id, media);
     if (matchMedia("(hover: hover)").matches) this.focus();
   }
 }
