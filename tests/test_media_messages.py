@@ -264,3 +264,20 @@ def test_models_say_what_they_read() -> None:
     assert error_of(checked_reader, "tiny", sees, parts) == "tiny reads text, images and videos; it cannot take audio"
     assert what_is_read(FakeReader(tokenizer, kinds=frozenset(("image",)))) == "text and images"
     assert set(PLACEHOLDERS) == FakeReader(tokenizer).kinds
+
+
+def test_what_tools_show_stands_in_the_same_turn_as_what_they_say() -> None:
+    """Where a template knows no tools, and insists that turns alternate, as Gemma 3's does."""
+    turns = "{%- if (messages[0].role == 'user') and (message.role == 'user') != (loop.index0 % 2 == 0) -%}"
+    strict = VISION.replace("messages -%}", "messages -%}" + turns + "{{ raise_exception('turns') }}{%- endif -%}", 1)
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}
+    before = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call, {**call, "id": "d"}]},
+        {"role": "tool", "tool_call_id": "c", "content": "one"},
+        {"role": "tool", "tool_call_id": "d", "content": "two"},
+    ]
+    answers = "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
+    for said, shown in (("And?", "\n\nAnd?"), ([{"type": "image"}, {"type": "text", "text": "And?"}], "<|image|>And?")):
+        rendered = encode_chat(seeing_tokenizer(strict), [*before, {"role": "user", "content": said}]).text
+        assert f"<|im_start|>user\n{answers}{shown}<|im_end|>" in rendered

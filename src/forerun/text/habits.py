@@ -247,6 +247,9 @@ def _tools_as_text(messages: Messages, tools: list[dict[str, Any]] | None) -> Me
                 written[-1]["content"] += f"\n{answer}"
             else:
                 written.append({"role": "user", "content": answer, "results": True})
+        elif message["role"] == "user" and written and written[-1].get("results"):
+            # One turn: templates that know nothing of tools often insist that turns alternate.
+            written[-1] = {**message, "content": text_before([written[-1]["content"]], message["content"])}
         elif message.get("tool_calls"):
             calls = [
                 json.dumps({"name": call["function"]["name"], "arguments": _arguments(call)}, ensure_ascii=False)
