@@ -187,3 +187,13 @@ def test_films_of_one_frame_and_recordings_without_any() -> None:
     assert [frame.size for frame in frames] == [(60, 40)] and times == [0.0]
     sound = recording(tone(1.0, 44100), 44100, "mp4", "aac")
     refused(part("video", sound), "holds no film", lambda it: frames_and_times(it.data))
+
+
+def test_silence_that_encoders_add_makes_nothing_too_long() -> None:
+    """An MP3 of two seconds holds some hundredths more; transformers would cut it as well."""
+    for kind, codec in (("mp3", "libmp3lame"), ("mp4", "aac"), ("ogg", "libopus")):
+        rate = 48_000 if codec == "libopus" else 44_100
+        assert len(heard(recording(tone(2.0, rate), rate, kind, codec), seconds=2.0)) <= 32_000
+    assert len(heard(wav((tone(2.09) * 32767).astype("<i2").tobytes()), seconds=2.0)) == 32_000
+    longer = wav((tone(2.11) * 32767).astype("<i2").tobytes())
+    refused(part("audio", longer), "longer than 2 seconds", lambda it: heard(it.data, seconds=2.0))

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 RATE = 16_000
 RATES = range(4_000, 384_001)  # of a file: others would make a few bytes very long
 CHANNELS = 16
+PADDING = RATE // 10  # samples: silence that encoders put around a recording does not make it too long
 
 
 def read_sound(part: MediaPart, limits: MediaLimits, seconds: float) -> numpy.ndarray[Any, Any]:
-    """[samples] of at most so many `seconds`; decoding stops there, whatever the header says."""
+    """[samples] of at most so many `seconds`; decoding stops soon after, whatever the header says."""
     import numpy
     from av import AudioResampler
 
@@ -33,11 +34,11 @@ def read_sound(part: MediaPart, limits: MediaLimits, seconds: float) -> numpy.nd
                 # [samples, channels], whose mean it is: ffmpeg would add them up, and that is louder
                 chunks.append(piece.to_ndarray().reshape(-1, piece.layout.nb_channels).mean(axis=1))
                 samples += len(chunks[-1])
-            if samples > most:
+            if samples > most + PADDING:
                 raise ForerunError(f"{part.name} is longer than {most / RATE:g} seconds: cut it")
     if not samples:
         raise ForerunError(f"{part.name} holds no sound")
-    sound = numpy.concatenate(chunks).astype(numpy.float32, copy=False)
+    sound = numpy.concatenate(chunks)[:most].astype(numpy.float32, copy=False)
     if not numpy.isfinite(sound).all():
         raise ForerunError(f"{part.name} is damaged: it holds samples that are not numbers")
     return sound
