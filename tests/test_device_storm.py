@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from device_engines import DEVICE, SLOW, device_engine, tiny_folder, tiny_head
-from engines import VOCAB
+from engines import VOCAB, request
 from rules import random_rule
 from storm import Storm, Visit, random_visit
 from tiny_qwen import random_model, save_model
@@ -35,6 +35,12 @@ def constrain(number: int, visit: Visit) -> None:
     visit.request = wish
 
 
+def agreed(arm: str, tokens: int) -> Visit:
+    """A random model agrees with few drafts; a bias makes it say what whoever drafts from the prompt expects."""
+    wish = request([7] * 8, max_tokens=tokens, draft=arm, draft_tokens=2, temperature=0.0, logit_bias={7: 100.0})
+    return Visit(wish, arrives=0, more=0, happens="run", begin=0, end=0, fault=None, spared=0)
+
+
 @pytest.mark.parametrize("count", [pytest.param(200 if DEVICE.type == "cuda" else 40, marks=SLOW), 6])
 @pytest.mark.parametrize("kind", ["dense", pytest.param("hybrid", marks=SLOW)])
 @pytest.mark.parametrize("constrained", [False, pytest.param(True, marks=SLOW)])
@@ -56,6 +62,7 @@ def test_every_answer_is_the_one_it_would_be_alone(
     if constrained:
         for number, visit in enumerate(visits):
             constrain(number, visit)
+    visits.append(agreed("lookup", tokens))
     storm = Storm(engine, visits)
     if count > 6:
         storm.break_passes({20: RuntimeError("no pass"), 31: torch.OutOfMemoryError("no memory")})
@@ -65,5 +72,4 @@ def test_every_answer_is_the_one_it_would_be_alone(
     pool = engine.drafters.by_name["mtp"].pool  # type: ignore[attr-defined]
     assert pool.free == pool.count
     assert not engine.executor.slots.occupants  # type: ignore[attr-defined]
-    # In the interpreter answers are too few and short for a draft of a random model to be surely right.
-    assert storm.seen["accepted" if DEVICE.type == "cuda" else "drafted"] or count == 6
+    assert storm.seen["accepted"]

@@ -88,6 +88,17 @@ def with_tensor(name: str, tensor: torch.Tensor) -> Callable[[Path], None]:
     return damage
 
 
+def in_8_bits(scale: torch.Tensor | None, inner: int = SHAPE.inner) -> Callable[[Path], None]:
+    name = "mtp.layers.0.mlp.down_proj.weight"
+
+    def damage(head: Path) -> None:
+        with_tensor(name, torch.ones(SHAPE.hidden, inner, dtype=torch.int8))(head)
+        if scale is not None:
+            with_tensor(name + ".scale", scale)(head)
+
+    return damage
+
+
 def with_entry(name: str, value: object) -> Callable[[Path], None]:
     def damage(head: Path) -> None:
         config = json.loads((head / "config.json").read_text())
@@ -108,7 +119,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut short": (cut_short, "damaged"),
     "not json": (lambda head: (head / "config.json").write_text("{"), "JSON"),
     "another format": (with_entry("format", "gguf"), "gguf"),
-    "a later version": (with_entry("version", 2), "version 2"),
+    "a later version": (with_entry("version", 3), "version 1 or 2: a later one needs a newer forerun"),
     "no target": (with_entry("target", None), "target"),
     "no layer": (with_entry("layer", [1]), "layer"),
     "another hidden size": (with_entry("target.hidden_size", 128), "hidden size 128"),
@@ -125,6 +136,12 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "a missing norm": (without("mtp.tap_norms.1.weight"), "mtp.tap_norms.1.weight"),
     "a wrong shape": (with_tensor("mtp.fuse.weight", torch.zeros(64, 64)), "mtp.fuse.weight"),
     "a tensor too many": (with_tensor("mtp.layers.1.input_layernorm.weight", torch.zeros(64)), "mtp.layers.1"),
+    "8 bits without scales": (in_8_bits(None), "down_proj.weight is stored as I8 without"),
+    "too few scales": (in_8_bits(torch.ones(63)), "down_proj.weight.scale"),
+    "scales in half precision": (in_8_bits(torch.ones(64).half()), "down_proj.weight.scale"),
+    "a scale that is no number": (in_8_bits(torch.full((64,), torch.nan)), "down_proj.weight.scale"),
+    "a negative scale": (in_8_bits(-torch.ones(64)), "down_proj.weight.scale"),
+    "8 bits of a wrong shape": (in_8_bits(torch.ones(64), 87), "down_proj.weight has shape (64, 87)"),
     "ids not ascending": (with_tensor("mtp.draft_vocab", torch.tensor([3, 2])), "draft_vocab"),
     "ids too large": (with_tensor("mtp.draft_vocab", torch.tensor([3, 300])), "draft_vocab"),
     "no ids": (with_tensor("mtp.draft_vocab", torch.zeros(0, dtype=torch.int64)), "draft_vocab"),

@@ -53,7 +53,7 @@ def train_head(
     ] = None,
     start_from: Annotated[
         Path | None,
-        typer.Option("--start-from", help="Head to train further, on new answers.", rich_help_panel=TRAINING_PANEL),
+        typer.Option("--start-from", help="Head to train further; may become wider.", rich_help_panel=TRAINING_PANEL),
     ] = None,
     rate: Annotated[
         float | None,
@@ -79,7 +79,9 @@ def train_head(
     intermediate: Annotated[
         int | None,
         typer.Option(
-            "--intermediate", help="Feed-forward width; default: the model's.", rich_help_panel=TRAINING_PANEL
+            "--intermediate",
+            help="Feed-forward width; default: the model's, or as --start-from.",
+            rich_help_panel=TRAINING_PANEL,
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of prompts and training.", rich_help_panel=TRAINING_PANEL)] = 0,

@@ -28,7 +28,8 @@ def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
         "changes the text, only the speed. It works with this target alone.",
         "",
         "## Shape",
-        f"{head['parameters'] / 1e6:.2f} M parameters in bfloat16. Input: the embedding of the next token and the "
+        f"{head['parameters'] / 1e6:.2f} M parameters, the layer's matrices in 8 bits with a scale per row, the others "
+        "in bfloat16. Input: the embedding of the next token and the "
         f"target's hidden states before layers {', '.join(map(str, head['taps'])) or 'none'} and after the final norm; "
         f"one decoder layer (feed-forward width {head['intermediate']}); the target's own output matrix, cut to "
         f"{vocabulary['size']} ids.",
@@ -44,8 +45,8 @@ def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
         "",
         "## Recipe",
         *_earlier_training(report["history"]),
-        f"Cross-entropy with the target's distribution{_hard(training)} over {training['unroll']} unrolled steps, each "
-        f"seeing true entries up to its base position and its own chain after it; step j weighs "
+        f"Cross-entropy with the target's distribution{_hard(training)}{_sharper(training)} over {training['unroll']} "
+        f"unrolled steps, each seeing true entries up to its base position and its own chain after it; step j weighs "
         f"{training['decay']}^j{_missed(training)}. {_optimiser(training, report['device'])} Kept: {training['kept']}.",
         "",
         "## Figures",
@@ -84,6 +85,11 @@ def _earlier_training(history: Sequence[dict[str, Any]]) -> list[str]:
 
 def _hard(training: dict[str, Any]) -> str:
     return f" ({training['hard']:.0%} of it moved to its likeliest token)" if training["hard"] else ""
+
+
+def _sharper(training: dict[str, Any]) -> str:
+    heat = training["teacher_temperature"]
+    return "" if heat == 1 else f", both at temperature {heat:g},"
 
 
 def _missed(training: dict[str, Any]) -> str:

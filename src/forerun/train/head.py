@@ -42,8 +42,8 @@ class Head:
             name: torch.zeros(shape, device=target.device) for name, shape in self.shapes().items()
         }
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the head."""
+    def shapes(self, intermediate: int | None = None) -> dict[str, tuple[int, ...]]:
+        """Every tensor of the head, or of one with another feed-forward width."""
         hidden = self.config.hidden
         shapes: dict[str, tuple[int, ...]] = {
             "mtp.fc.weight": (hidden, 2 * hidden),
@@ -51,7 +51,7 @@ class Head:
             "mtp.pre_fc_norm_hidden.weight": (hidden,),
             "mtp.norm.weight": (hidden,),
         }
-        layer = self.target.layer_shapes(self.intermediate)
+        layer = self.target.layer_shapes(intermediate or self.intermediate)
         shapes |= {LAYER + name: shape for name, shape in layer.items()}
         if self.taps:
             shapes |= {f"mtp.tap_norms.{index}.weight": (hidden,) for index in range(len(self.taps) + 1)}
@@ -65,7 +65,7 @@ class Head:
         identity = torch.eye(hidden)
         new: dict[str, Tensor] = {}
         for name, tensor in self.target.blocks[-1].weights.items():
-            new[LAYER + name] = self._widened(name, tensor.float().cpu(), generator)
+            new[LAYER + name] = self.widened(LAYER + name, tensor.float().cpu(), generator)
         final = self.target.norm.float().cpu()
         new["mtp.norm.weight"] = final
         # Undoing the final norm's gains gives back the direction of the residual.
@@ -85,9 +85,9 @@ class Head:
             new["mtp.fuse.weight"] = fuse
         self.load(new)
 
-    def _widened(self, name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
-        """The target's feed-forward weights, with more rows when the head is wider: those start without effect."""
-        shape = self.target.layer_shapes(self.intermediate)[name]
+    def widened(self, name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
+        """Weights of a narrower feed-forward layer with rows added: random ones, without effect at the start."""
+        shape = self.shapes()[name]
         if tuple(tensor.shape) == shape:
             return tensor
         wide = torch.zeros(shape)

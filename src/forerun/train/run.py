@@ -26,7 +26,7 @@ from forerun.train.loop import Record, Trainer
 from forerun.train.prompts.overlap import Overlap
 from forerun.train.prompts.prompt import text_of
 from forerun.train.prompts.questions import Question, read_evaluation
-from forerun.train.save import save_head
+from forerun.train.save import round_as_saved, save_head
 from forerun.train.settings import Settings, default_taps
 from forerun.train.start import Start, load_start
 from forerun.train.store import FeatureStore
@@ -86,9 +86,12 @@ def train_head(
         taps = start.taps
     if any(not 0 <= tap < len(target.config.layers) for tap in taps):
         raise ForerunError(f"the model has layers 0 to {len(target.config.layers) - 1}: tap among those")
-    head = Head(target, taps, settings.intermediate if start is None else start.intermediate, _attention(target, log))
+    width = settings.intermediate or (None if start is None else start.intermediate)
+    head = Head(target, taps, width, _attention(target, log))
     if start is not None:
-        start.put_into(head)  # before any answer is written, so that a head that does not fit is refused at once
+        start.put_into(
+            head, settings.seed
+        )  # before any answer is written, so that a head that does not fit is refused at once
     data = {
         "prompts": [str(path.absolute()) for path in prompts],
         "texts": None if texts is None else str(texts.absolute()),
@@ -114,6 +117,7 @@ def train_head(
         seconds = max(seconds, 1.0)
     record = trainer.run(seconds, work / CHECKPOINT, progress, stop_after)
     trainer.keep_best()
+    round_as_saved(head)  # the figures are those of what is saved
     log(f"trained {record.steps} steps, {time.monotonic() - began:.0f} s")
     del store, trainer
     size, first = _draft_vocab(settings, start, target.config.vocab)
@@ -258,7 +262,7 @@ def _describe(
     tokens = sum(len(answer.prompt) + len(answer.answer) for answer in answers)
     count = sum(tensor.numel() for tensor in head.weights.values())
     training = asdict(record) | {"unroll": settings.unroll, "decay": settings.decay, "rate": settings.peak}
-    training |= {"hard": settings.hard, "missed": settings.missed}
+    training |= {name: getattr(settings, name) for name in ("hard", "missed", "teacher_temperature")}
     return {
         "head": {"taps": list(head.taps), "intermediate": head.intermediate, "parameters": count},
         "data": {"answers": len(answers), "tokens": tokens, "sources": sources},

@@ -1,4 +1,8 @@
-"""The head's files: weights, config, figures and a model card."""
+"""The head's files: weights, config, figures and a model card.
+
+The layer's matrices are rounded to 8 bits with a scale per row, as loading for a CPU would do it anyway. The matrices
+before the layer have a few large values, beside which 8 bits would leave the others coarse: they stay in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.train.head import Head
+from forerun.kernels.matrix import Rounded, Weight, round_to_int8
+from forerun.train.head import LAYER, Head
+from forerun.weights.checkpoint import SCALE
 from forerun.weights.fingerprint import fingerprint
+from forerun.weights.heads import FORMAT, VERSION, WEIGHTS
 
-FORMAT = "forerun-mtp-head"
-VERSION = 1
 COPIED = ("model_type", "hidden_size", "vocab_size", "num_hidden_layers")
 
 
@@ -23,16 +28,36 @@ def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[st
     from safetensors.torch import save_file
 
     out.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in head.weights.items()}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in head.weights.items():
+        stored = _stored(name, tensor)
+        if isinstance(stored, Rounded):
+            tensors |= {name: stored.values.cpu(), name + SCALE: stored.scale.cpu()}
+        else:
+            tensors[name] = stored.cpu().contiguous()
     if draft_vocab is not None:
         tensors["mtp.draft_vocab"] = draft_vocab.to("cpu", torch.int64).sort().values.contiguous()
-    beside = out / "head.safetensors.part"
+    beside = out / (WEIGHTS + ".part")
     save_file(tensors, beside, metadata={"format": "pt"})
     beside.chmod(0o666 & ~_umask())  # safetensors leaves it to its owner alone
-    os.replace(beside, out / "head.safetensors")
+    os.replace(beside, out / WEIGHTS)
     (out / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (out / "README.md").write_text(card, encoding="utf-8")
     (out / "config.json").write_text(json.dumps(head_config(head), indent=2) + "\n", encoding="utf-8")
+
+
+@torch.no_grad()
+def round_as_saved(head: Head) -> None:
+    """Give a head the values that its file will have."""
+    for name, tensor in head.weights.items():
+        tensor.copy_(_stored(name, tensor).float())
+
+
+def _stored(name: str, tensor: Tensor) -> Weight:
+    tensor = tensor.detach()
+    if name.startswith(LAYER) and tensor.ndim == 2:
+        return Rounded(*round_to_int8(tensor))
+    return tensor.bfloat16()
 
 
 def _umask() -> int:

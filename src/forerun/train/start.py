@@ -32,10 +32,12 @@ class Start:
     draft_vocab: Tensor | None  # ids it may draft, ascending; None: all
     history: list[dict[str, Any]]  # data and training of the runs before this one, the first one first
 
-    def put_into(self, head: Head) -> None:
-        """Give a head these weights, or say which of them does not fit."""
-        head.load({name: self.checkpoint.take(name, shape) for name, shape in head.shapes().items()})
+    def put_into(self, head: Head, seed: int) -> None:
+        """Give a head these weights, or say which of them does not fit. A wider one drafts the same at first."""
+        shapes, generator = head.shapes(self.intermediate), torch.Generator().manual_seed(seed)
+        stored = {name: self.checkpoint.floats(name, shape) for name, shape in shapes.items()}
         self.checkpoint.finish(lambda name: name == VOCABULARY)
+        head.load({name: head.widened(name, tensor, generator) for name, tensor in stored.items()})
 
 
 def load_start(target: Target, settings: Settings, log: Callable[[str], None]) -> Start | None:
@@ -51,8 +53,11 @@ def load_start(target: Target, settings: Settings, log: Callable[[str], None]) -
     if settings.taps is not None and settings.taps != folder.taps:
         raise ForerunError(f"{where}: the head taps layers {_list(folder.taps)}, not {_list(settings.taps)}")
     width = _width(folder, target)
-    if settings.intermediate is not None and settings.intermediate != width:
-        raise ForerunError(f"{where}: the head's feed-forward width is {width}, not {settings.intermediate}")
+    if settings.intermediate is not None and settings.intermediate < width:
+        raise ForerunError(
+            f"{where}: the head's feed-forward width is {width}, which can grow but not shrink to "
+            f"{settings.intermediate}"
+        )
     checkpoint = folder.open()
     return Start(folder.taps, width, checkpoint, _draft_vocab(checkpoint, target.config.vocab), _history(folder.path))
 

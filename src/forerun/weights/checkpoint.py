@@ -73,10 +73,9 @@ class Checkpoint:
         found = tuple(entry.get_shape())
         if found != tuple(shape):
             raise ForerunError(f"{self.path}: tensor {name} has shape {found}, expected {tuple(shape)}")
-        if entry.get_dtype() not in READABLE:
-            raise ForerunError(
-                f"{self.path}: tensor {name} is stored as {entry.get_dtype()}, a format that is not read"
-            )
+        if (kind := entry.get_dtype()) not in READABLE:
+            alone = f" without {name + SCALE}" if kind == "I8" and not self.has(name + SCALE) else ""
+            raise ForerunError(f"{self.path}: tensor {name} is stored as {kind}{alone}, a format that is not read")
         self._taken.add(name)
         tensor: torch.Tensor = handle.get_tensor(name)
         return tensor
@@ -88,11 +87,21 @@ class Checkpoint:
         if not self.has(name) or self.number_format(name) != "I8" or not self.has(name + SCALE):
             return self.take(name, shape)
         values, scale = self.raw(name), self.raw(name + SCALE)
-        if tuple(values.shape) != tuple(shape) or scale.shape != values.shape[:-1]:
+        if tuple(values.shape) != tuple(shape):
             found = tuple(values.shape)
-            raise ForerunError(f"{self.path}: tensor {name} has shape {found}, expected {tuple(shape)} and its scales")
+            raise ForerunError(f"{self.path}: tensor {name} has shape {found}, expected {tuple(shape)}")
+        usable = self.number_format(name + SCALE) == "F32" and bool((scale.isfinite() & (scale > 0)).all())
+        if scale.shape != values.shape[:-1] or not usable:
+            raise ForerunError(
+                f"{self.path}: tensor {name + SCALE} must hold a positive float32 for each row of {name}"
+            )
         self._taken |= {name, name + SCALE}
         return Rounded(values, scale)
+
+    def floats(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """As `weight`, in floating point however it is stored."""
+        stored = self.weight(name, shape)
+        return stored.float()
 
     def raw(self, name: str) -> torch.Tensor:
         """A tensor as it is stored, whatever it is; for copying."""

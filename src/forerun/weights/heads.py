@@ -14,7 +14,8 @@ from forerun.weights.fingerprint import fingerprint
 from forerun.weights.folder import file_inside, read_json
 
 FORMAT = "forerun-mtp-head"
-VERSION = 1
+VERSION = 2  # of heads that are written: the layer's matrices are in 8 bits
+VERSIONS = (1, VERSION)  # of heads that are read; in the first one nothing is in 8 bits
 WEIGHTS = "head.safetensors"
 PACKAGED = Path(__file__).parent.parent / "data" / "heads"
 
@@ -75,9 +76,12 @@ def read_head(folder: Path) -> HeadFolder:
     config = read_json(folder, "config.json")
     if config is None:
         raise ForerunError(f"{where} has no config.json")
-    if config.get("format") != FORMAT or config.get("version") != VERSION:
+    if config.get("format") != FORMAT or config.get("version") not in VERSIONS:
         found = f"{config.get('format')!r} version {config.get('version')!r}"[:80]
-        raise ForerunError(f"{where} is of format {found}, expected {FORMAT!r} version {VERSION}")
+        known = " or ".join(map(str, VERSIONS))
+        raise ForerunError(
+            f"{where} is of format {found}, expected {FORMAT!r} version {known}: a later one needs a newer forerun"
+        )
     settings = ConfigReader(config, where)
     target = settings.part("target")
     shape = _shape(target)
