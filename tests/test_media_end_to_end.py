@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from media_files import encoded, picture
 from seeing import seeing_gemma, seeing_qwen
 from serve_fakes import call, live, until
@@ -109,7 +110,7 @@ def address(model: LanguageModel) -> Iterator[str]:
 
 
 def test_the_server(address: str, model: LanguageModel) -> None:
-    """The last test here: from now on the engine belongs to the server."""
+    """From here on the engine belongs to the server."""
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
     def ask(data: bytes, **fields: Any) -> Any:
@@ -131,3 +132,46 @@ def test_the_server(address: str, model: LanguageModel) -> None:
     for prompt in ("a <|image|> that nobody sent", [1, 290, 40, 291]):  # all the client's own, but nothing to see there
         reply = call(address, "/v1/completions", {"prompt": prompt, "max_tokens": 2})
         assert reply.status == 400 and "no files came with it" in reply.json["error"]["message"]
+
+
+def test_the_server_encodes_each_picture_once(address: str, model: LanguageModel) -> None:
+    """And it goes on where there was no memory for one."""
+    family: Any = model.media._family  # type: ignore[union-attr]
+    encode, ran, full = family.encode, [], [False]
+
+    def counted(prepared: Any) -> Any:
+        ran.append(prepared.kind)
+        if full[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return encode(prepared)
+
+    def block(seed: int) -> dict[str, Any]:
+        data = base64.b64encode(encoded(picture(seed=seed))).decode()
+        return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+    def send(path: str, *turns: Any, **more: Any) -> Any:
+        messages = [{"role": "assistant" if n % 2 else "user", "content": turn} for n, turn in enumerate(turns)]
+        return call(address, path, {"model": "tiny", "messages": messages, **more})
+
+    def ask(*turns: Any) -> Any:
+        return send("/v1/messages", *turns, max_tokens=4, temperature=0)
+
+    family.encode = counted
+    try:
+        first = [block(11), block(12), {"type": "text", "text": ASKED}]
+        count = send("/v1/messages/count_tokens", first).json["input_tokens"]
+        assert ran == [], "nobody needs rows to count them"
+        answered = ask(first)
+        assert answered.json["usage"]["input_tokens"] == count and len(ran) == 2
+        used = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "t", "content": [block(13), block(11)]}
+        assert ask(first, [used], [result]).status == 200
+        assert len(ran) == 3, "one of four pictures is new"
+        assert ask(first).json["content"] == answered.json["content"]
+        full[0] = True
+        assert ask([block(14)]).status == 503
+        assert ask(first).json["content"] == answered.json["content"], "it is remembered"
+        full[0] = False
+        assert ask([block(14)]).status == 200 and len(ran) == 5
+    finally:
+        family.encode = encode
