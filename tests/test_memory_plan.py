@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from engines import CPU
+from safetensors.torch import load_file
 from tiny import tiny_model
+from tiny_gemma import random_assistant, random_gemma, save_assistant, save_gemma
 from tiny_media import random_media_gemma, random_media_qwen, random_unified, save_media_gemma, save_media_qwen
 from transformers import AutoTokenizer
 
@@ -101,3 +103,15 @@ def test_towers_are_named_on_the_screen() -> None:
     lines = ["|".join(str(cell) for cell in row) for row in zip(*(list(c.cells) for c in table.columns), strict=True)]
     assert "towers|7.0 MiB|loaded when the first images, videos or audio come" in lines
     assert not any("towers" in str(cell) for cell in plan_table(replace(plan, towers=0)).columns[0].cells)
+
+
+@pytest.mark.parametrize("clusters", [0, 30])
+def test_an_assistant_is_counted(clusters: int, tmp_path: Path) -> None:
+    random = random_gemma("31B")
+    target = save_gemma(tmp_path / "target", random)
+    assistant = save_assistant(tmp_path / "assistant", random_assistant(random, clusters=clusters))
+    loaded = forerun.load(str(target), draft_model=str(assistant), dtype="float32")
+    held = {one.name: one for one in memory_plan(loaded).drafters}["assistant"]
+    stored = load_file(assistant / "model.safetensors")
+    matrices = sum(tensor.numel() * 4 for tensor in stored.values() if tensor.dim() > 1)
+    assert held.cache == 0 and held.weights == matrices > 0

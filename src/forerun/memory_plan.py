@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from forerun.cache.pages import PagePool
 from forerun.device import free_memory
+from forerun.draft.assistant import AssistantDrafter
 from forerun.draft.model import ModelDrafter
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
@@ -82,6 +83,8 @@ def _held(drafter: Drafter) -> tuple[int, int]:
     """Bytes of a drafter's own weights and cache."""
     if isinstance(drafter, MtpDrafter):
         return drafter.head.weight_bytes, pool_bytes(drafter.pool)
+    if isinstance(drafter, AssistantDrafter):
+        return drafter.assistant.weight_bytes, 0
     if isinstance(drafter, ModelDrafter):
         return drafter.model.weight_bytes, pool_bytes(drafter.pool)
     return 0, 0

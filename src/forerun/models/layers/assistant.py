@@ -70,6 +70,14 @@ class Assistant:
         return self.post.shape[0]
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of its own matrices; embeddings are the target's."""
+        own = [self.pre, self.post, *(matrix for layer in self.layers for matrix in layer.matrices())]
+        if isinstance(self.head, DenseHead):
+            return sum(matrix.bytes for matrix in [*own, self.head.matrix])
+        return sum(matrix.bytes for matrix in [*own, self.head.centroids]) + self.head.table.nbytes
+
+    @property
     def vocab(self) -> int:
         """Tokens that it gives logits for."""
         return self.head.matrix.shape[0] if isinstance(self.head, DenseHead) else self.head.tokens.numel()
