@@ -83,6 +83,8 @@ export class AttachingView {
   }
 
   #read(file) {
+    if (this.kinds.includes("image") && file.type.startsWith("image/") && !kindOf(file.type))
+      throw new Error(`${file.name} is not a picture in PNG, JPEG, WebP, GIF or BMP format.`);
     if (!this.kinds.includes(kindOf(file.type)))
       throw new Error(`${file.name}: this model reads ${this.kinds.join(", ")} only.`);
     if (file.size > this.largest) throw new Error(`${file.name} is too large for this server.`);
