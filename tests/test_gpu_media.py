@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from engines import NoText, finish
 from tiny_media import random_media_gemma, random_media_qwen, random_unified, save_media_gemma, save_media_qwen
 
+import forerun
+from forerun.engine.request import Request
 from forerun.media.expansion import Prepared
 from forerun.media.loading import media_family
 from forerun.media.parts import Kind
+from forerun.models.layers.media import MediaRun, PromptMedia
+from forerun.sample.parameters import SamplingParams
 from forerun.weights.checkpoint import open_checkpoint
 
 PLACES = [
@@ -64,3 +69,24 @@ def test_towers_run_beside_the_decoder(model: str, kind: Kind, device: str, dtyp
     mine, theirs = rows[0].float().cpu(), rows[2]
     tolerance = 1e-6 if dtype == torch.float32 else 0.1 * float(theirs.std())
     assert float((mine - theirs).abs().mean()) <= tolerance
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+@pytest.mark.parametrize("model", ["E4B", "31B", "12B", "dense"])
+def test_rows_in_host_memory_are_read_by_the_device(
+    model: str, device: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    name = str(dtype).removeprefix("torch.")
+    loaded = forerun.load(str(MODELS[model](tmp_path)), device=device, dtype=name, max_context=512)
+    hidden, prompt = loaded.engine.model.config.hidden, [(37 * n + 11) % 250 for n in range(90)]
+    answers = []
+    for seed, draft in ((0, "off"), (0, "lookup"), (1, "off")):
+        noise = torch.randn(40, hidden, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        media = PromptMedia([MediaRun(5, noise[:30], whole=model != "E4B"), MediaRun(60, noise[30:])])
+        request = Request(tuple(prompt), SamplingParams(), 12, draft=draft, media=media)
+        sequence = loaded.engine.submit(request, NoText())
+        finish(loaded.engine, [sequence])
+        assert sequence.error is None and sequence.request.media is None
+        answers.append(sequence.answer)
+        loaded.engine.release(sequence)
+    assert answers[0] == answers[1] != answers[2]
