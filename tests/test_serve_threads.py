@@ -101,3 +101,27 @@ def test_the_process_does_not_wait_for_a_thread_that_does_not_come_back() -> Non
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=30)
     assert done.stdout == "ApiError\n" and done.returncode == 0, done.stderr
+
+
+def test_an_orderly_end_waits_a_while_for_what_has_begun() -> None:
+    """Python would kill a thread inside of torch, and the process with it."""
+
+    async def main(seconds: float) -> bool:
+        off_loop, begun, go_on, done = OffLoop(30.0), threading.Event(), threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            assert go_on.wait(30)
+            done.set()
+
+        running = asyncio.ensure_future(off_loop.run(work, "messages"))
+        await asyncio.to_thread(begun.wait, 30)
+        asyncio.get_running_loop().call_later(0.05, go_on.set if seconds > 1 else lambda: None)
+        await off_loop.end(seconds)
+        ended = done.is_set()
+        go_on.set()
+        await asyncio.wait([running])
+        return ended
+
+    assert asyncio.run(main(30.0)) is True
+    assert asyncio.run(main(0.1)) is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -36,8 +37,7 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         """Threads end with the server."""
         yield
-        off_loop.close()
-        chats.close()
+        await asyncio.gather(off_loop.end(), chats.end())
 
     # The page with the documentation would fetch its scripts from elsewhere: there is only the document itself.
     app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)

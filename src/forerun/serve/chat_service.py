@@ -92,9 +92,9 @@ class ChatPipeline:
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
         return await self._media.read(checked(model.media, job.media), prompt.ids, job.media)
 
-    def close(self) -> None:
+    async def end(self) -> None:
         """End its threads."""
-        self._media.close()
+        await self._media.end()
 
     async def prompt(self, job: ChatJob) -> ChatPrompt:
         """What the model's template makes of the conversation; media have one placeholder each."""

@@ -7,6 +7,7 @@ server that was told to end.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -52,6 +53,12 @@ class DaemonThreads(Executor):
                 self._tasks.put(None)
         for thread in self._threads if wait else ():
             thread.join()
+
+    def join(self, seconds: float) -> None:
+        """Wait for threads that were told to end, but not for longer."""
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:

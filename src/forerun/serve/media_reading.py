@@ -60,9 +60,9 @@ class MediaReading:
             waiting.clear()
             self._held -= size
 
-    def close(self) -> None:
-        """See `OffLoop.close`."""
-        self._off_loop.close()
+    async def end(self) -> None:
+        """See `OffLoop.end`."""
+        await self._off_loop.end()
 
 
 def checked(reader: MediaReader | None, media: Sequence[SentMedia]) -> MediaReader:

@@ -13,6 +13,7 @@ from forerun.serve.errors import ApiError, bad_request
 Result = TypeVar("Result")
 
 THREADS = 2  # more would only take time from the engine
+END = 5.0  # seconds for work that has begun, when a server ends
 
 
 class OffLoop:
@@ -52,3 +53,8 @@ class OffLoop:
     def close(self) -> None:
         """Nothing new; threads end with the work that they have begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def end(self, seconds: float = END) -> None:
+        """Close, and wait a while for that work: Python would kill its thread, which torch does not survive."""
+        self.close()
+        await asyncio.to_thread(self._threads.join, seconds)
