@@ -111,15 +111,6 @@ def test_a_wider_head_is_trained_whole(model: Path, files: tuple[Path, Path], fi
     assert answer.drafted > 0 and not answer.warnings
 
 
-def test_a_sharper_teacher_changes_the_training_but_not_what_is_watched(model: Path, tmp_path: Path) -> None:
-    plain, sharp = (new_trainer(model, replace(SMALL, teacher_temperature=heat)) for heat in (1.0, 0.5))
-    assert plain.watch() == sharp.watch()
-    for trainer in (plain, sharp):
-        trainer.run(None, tmp_path / f"{trainer.settings.teacher_temperature}.pt", NullProgress())
-    name = "mtp.fc.weight"
-    assert not torch.equal(plain.head.weights[name], sharp.head.weights[name])
-
-
 def test_a_trained_head_gets_a_lower_rate_unless_told_otherwise() -> None:
     assert Settings().peak == 1e-3
     assert Settings(start_from="x").peak < 1e-3

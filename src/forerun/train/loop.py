@@ -145,7 +145,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         batch = self.store.batch(chosen, settings.unroll)
-        loss = self.loss(batch, self._support(record.steps, settings.teacher_temperature))
+        loss = self.loss(batch, self._support(record.steps))
         loss.backward()
         parameters = list(self.head.weights.values())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -165,9 +165,9 @@ class Trainer:
             if record.steps % (10 * REPORT_STEPS) == 0:
                 self._report(fraction)
 
-    def _support(self, step: int, temperature: float = 1.0) -> Support:
+    def _support(self, step: int) -> Support:
         self.generator.manual_seed(self.settings.seed * 1_000_003 + step)
-        return draw_support(self.output, self.frequent, self.rest, self.settings.others, self.generator, temperature)
+        return draw_support(self.output, self.frequent, self.rest, self.settings.others, self.generator)
 
     def loss(self, batch: Batch, support: Support) -> Tensor:
         """Mean over positions of the cross-entropy with the target, later drafts counting less."""

@@ -21,7 +21,6 @@ class Support:
     matrix: Tensor  # [n, hidden] rows of the output matrix
     log_share: Tensor  # [n] log of how many ids each stands for
     frequent: int  # the first so many ids stand for themselves
-    temperature: float = 1.0  # logits of target and head are divided by it
 
 
 @dataclass(slots=True)
@@ -32,9 +31,7 @@ class Teacher:
     top: Tensor  # [rows] the likeliest of the ids
 
 
-def draw_support(
-    output: Tensor, frequent: Tensor, rest: Tensor, others: int, generator: torch.Generator, temperature: float = 1.0
-) -> Support:
+def draw_support(output: Tensor, frequent: Tensor, rest: Tensor, others: int, generator: torch.Generator) -> Support:
     """All frequent ids and `others` of the rest."""
     log_share = torch.zeros(len(frequent), device=output.device)
     ids = frequent
@@ -44,7 +41,7 @@ def draw_support(
         ids = torch.cat((frequent, rest[drawn]))
         share = math.log(len(rest) / count)
         log_share = torch.cat((log_share, torch.full((count,), share, device=output.device)))
-    return Support(ids, output[ids], log_share.to(output.dtype), len(frequent), temperature)
+    return Support(ids, output[ids], log_share.to(output.dtype), len(frequent))
 
 
 @torch.no_grad()
@@ -65,8 +62,6 @@ def teacher(hidden: Tensor, whole: Tensor, support: Support, hard: float = 0.0) 
         chances = logits.exp_()
         # Only an id that outweighs all that is not looked at is surely the target's choice.
         sure = best.exp() > 1 - chances[:, : support.frequent].sum(dim=1)
-        if support.temperature != 1:
-            chances.pow_(1 / support.temperature)
         chances *= support.log_share.float().exp()
         share = (hard * sure)[:, None]
         chances *= (1 - share) / chances.sum(dim=1, keepdim=True)
@@ -88,11 +83,11 @@ class SoftCrossEntropy(torch.autograd.Function):
         grads = torch.empty_like(rows)
         for start in range(0, len(rows), ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)
-            logits = torch.addmm(support.log_share, rows[some], support.matrix.T, alpha=1 / support.temperature)
+            logits = torch.addmm(support.log_share, rows[some], support.matrix.T)
             drafts[some] = logits[:, : support.frequent].argmax(dim=-1)
             mine = logits.softmax(dim=-1)
             torch.mm(mine.sub_(chances[some]), support.matrix, out=grads[some])
-        grads *= (weights / support.temperature).to(rows.dtype)[:, None]
+        grads *= weights.to(rows.dtype)[:, None]
         ctx.save_for_backward(grads)
         return _measured(rows, support, chances, weights)
 
@@ -104,7 +99,7 @@ class SoftCrossEntropy(torch.autograd.Function):
 
 def _measured(rows: Tensor, support: Support, chances: Tensor, weights: Tensor) -> Tensor:
     some = slice(0, MEASURED_ROWS)
-    logits = rows[some].float() @ support.matrix.float().T / support.temperature + support.log_share.float()
+    logits = rows[some].float() @ support.matrix.float().T + support.log_share.float()
     each = -(chances[some].float() * logits.log_softmax(dim=-1)).sum(dim=-1)
     share = weights.sum() / weights[some].sum().clamp_min(1e-9)
     return (each * weights[some]).sum() * share

@@ -89,9 +89,8 @@ def train_head(
     width = settings.intermediate or (None if start is None else start.intermediate)
     head = Head(target, taps, width, _attention(target, log))
     if start is not None:
-        start.put_into(
-            head, settings.seed
-        )  # before any answer is written, so that a head that does not fit is refused at once
+        # Before any answer is written, so that a head that does not fit is refused at once.
+        start.put_into(head, settings.seed)
     data = {
         "prompts": [str(path.absolute()) for path in prompts],
         "texts": None if texts is None else str(texts.absolute()),
@@ -262,7 +261,7 @@ def _describe(
     tokens = sum(len(answer.prompt) + len(answer.answer) for answer in answers)
     count = sum(tensor.numel() for tensor in head.weights.values())
     training = asdict(record) | {"unroll": settings.unroll, "decay": settings.decay, "rate": settings.peak}
-    training |= {name: getattr(settings, name) for name in ("hard", "missed", "teacher_temperature")}
+    training |= {"hard": settings.hard, "missed": settings.missed}
     return {
         "head": {"taps": list(head.taps), "intermediate": head.intermediate, "parameters": count},
         "data": {"answers": len(answers), "tokens": tokens, "sources": sources},

@@ -34,7 +34,6 @@ class Settings:
     frequent: int = 16_384  # ids that are always in the loss
     others: int = 4_096  # ids drawn from the rest at every step
     hard: float = 0.2  # share of the teacher that is its likeliest token alone, as greedy drafting asks for
-    teacher_temperature: float = 1.0  # of target and head in the loss; below 1 both are sharper, as drafts are chosen
     missed: float = 0.3  # chance of a later draft to count when one before it is wrong: it would never be looked at
     # optimiser
     rate: float | None = None  # the highest; None: lower for a head that is trained already
