@@ -77,7 +77,7 @@ def test_the_engines_own_turn_gives_the_texts_of_single_requests(tmp_path: Path)
 
 def test_overhead_is_a_share_of_the_engines_rate() -> None:
     cell = LoadCell(4, "auto", 0.0, [90.0, 95.0, 98.0], [("0", Answer("a", 5, 0.1, [0.1] * 4, 0.5))])
-    found = result(cell, [100.0, 100.0, 100.0], same=True)
+    found = result(cell, [100.0, 100.0, 100.0], [0.03], same=True)
     assert abs(found["overhead"] - 0.05) < 1e-9 and "overhead 5.0 %" in report_line(found)
-    other = result(cell, [100.0, 100.0, 100.0], same=False)
+    other = result(cell, [100.0, 100.0, 100.0], [0.03], same=False)
     assert other["overhead"] is None and "texts differ" in report_line(other)

@@ -63,6 +63,11 @@ class ChildServer:
                 await asyncio.sleep(0.1)
         raise ForerunError(f"the server was not ready after {PATIENCE:.0f} seconds")
 
+    def loop_seconds(self) -> float:
+        """CPU time of its event loop, which is its first thread, as Linux tells it: all of serving but the engine."""
+        process = self._process.pid
+        return int(Path(f"/proc/{process}/task/{process}/schedstat").read_text().split()[0]) / 1e9
+
     def memory(self) -> int:
         """Bytes of physical memory it holds, as Linux tells it."""
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])

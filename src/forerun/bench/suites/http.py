@@ -37,6 +37,7 @@ def measure(options: Namespace) -> dict[str, Any]:
             jobs = make_jobs(load_workloads(), 0.0, clients, full=False)
             row = {arm: LoadCell(clients, arm, 0.0) for arm in ARMS}
             alone: dict[str, list[float]] = defaultdict(list)
+            beside: dict[str, list[float]] = defaultdict(list)
             texts: dict[str, str] = {}
             warm_up(model, server.address, jobs[0])
             for turn in range(options.turns):
@@ -44,12 +45,12 @@ def measure(options: Namespace) -> dict[str, Any]:
                     rate, said = run_engine(model, jobs, clients, arm)
                     alone[arm].append(rate)
                     texts |= said
-                    run_server(server.address, jobs, clients, row[arm])
+                    beside[arm].append(run_server(server, jobs, clients, row[arm]))
             compare(row)
             cells += row.values()
             for arm, cell in row.items():
                 same = all(answer.text == texts[name] for name, answer in cell.answers)
-                results.append(result(cell, alone[arm], same))
+                results.append(result(cell, alone[arm], beside[arm], same))
     for line in results:
         print(report_line(line))
     return {"overhead": results, "served": to_data(cells)}
@@ -62,11 +63,14 @@ def warm_up(model: LanguageModel, server: Address, job: Job) -> None:
         asyncio.run(ask(server, job, arm))
 
 
-def run_server(server: Address, jobs: Sequence[Job], clients: int, cell: LoadCell) -> None:
-    """One turn through HTTP."""
-    answers, seconds = asyncio.run(closed_loop(jobs, clients, partial(ask, server, arm=cell.arm)))
+def run_server(server: ChildServer, jobs: Sequence[Job], clients: int, cell: LoadCell) -> float:
+    """One turn through HTTP. Gives the share of a core that the event loop and the clients took beside the engine."""
+    before = server.loop_seconds() + time.process_time()
+    answers, seconds = asyncio.run(closed_loop(jobs, clients, partial(ask, server.address, arm=cell.arm)))
+    taken = server.loop_seconds() + time.process_time() - before
     cell.rates.append(tokens_of([answer for _, answer in answers]) / seconds)
     cell.answers += answers
+    return taken / seconds
 
 
 def run_engine(model: LanguageModel, jobs: Sequence[Job], clients: int, arm: str) -> tuple[float, dict[str, str]]:
@@ -93,7 +97,7 @@ def start(model: LanguageModel, job: Job, arm: str) -> Generation:
     return model.start(job.messages, max_tokens=job.max_tokens, temperature=job.temperature, seed=job.seed, draft=arm)
 
 
-def result(cell: LoadCell, alone: Sequence[float], same: bool) -> dict[str, Any]:
+def result(cell: LoadCell, alone: Sequence[float], beside: Sequence[float], same: bool) -> dict[str, Any]:
     """Rates of both, and the overhead turn by turn; none where a text differs."""
     overhead: Interval | None = None
     if same:
@@ -105,6 +109,7 @@ def result(cell: LoadCell, alone: Sequence[float], same: bool) -> dict[str, Any]
         "served_tokens_per_second": cell.tokens_per_second,
         "overhead": None if overhead is None else overhead.value,
         "interval": None if overhead is None else [overhead.low, overhead.high],
+        "core_share": median(beside).value,
         "auto_over_off": None if cell.ratio is None else cell.ratio.value,
         "same_texts": same,
     }
@@ -116,7 +121,8 @@ def report_line(line: dict[str, Any]) -> str:
     ratio = "" if line["auto_over_off"] is None else f", {line['auto_over_off']:.2f}× off"
     return (
         f"{line['clients']:3} clients, {line['arm']:4}: engine {line['engine_tokens_per_second']:.1f} tok/s, "
-        f"served {line['served_tokens_per_second']:.1f} tok/s, {overhead}{ratio}"
+        f"served {line['served_tokens_per_second']:.1f} tok/s, {overhead}{ratio}, "
+        f"{100 * line['core_share']:.1f} % of a core beside the engine"
     )
 
 
