@@ -6,13 +6,14 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from typing import Any, cast
 
 import pytest
 from fastapi import Request
 from serve_fakes import FakeEngine, app_for, live, until
 
-from forerun.serve import sse
+from forerun.serve import connection
 from forerun.serve.chat_events import ChatRun, ChatService
 from forerun.serve.chat_job import ChatJob
 from forerun.serve.dialects import transport
@@ -59,7 +60,7 @@ def test_a_dialects_answer_that_starts_too_late_is_closed(seconds: float) -> Non
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 def test_a_client_that_reads_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """What it held, others waited for: until its request had taken an hour."""
-    monkeypatch.setattr(sse, "STALLED", 0.3)
+    monkeypatch.setattr(connection, "STALLED", 0.3)
     engine = FakeEngine(say=lambda work: "word " * 40_000, per_round=500)
     body: dict[str, Any] = {"model": "tiny", "messages": ASK, "stream": True, "max_tokens": 2000}
     if path == "/v1/chat/completions":
@@ -79,6 +80,26 @@ def test_a_client_that_reads_nothing_is_not_waited_for(monkeypatch: pytest.Monke
         until(lambda: engine.running == 0)
         for reader in readers:
             reader.close()
+
+
+def test_a_slow_reader_that_goes_on_reading_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is late for longer than a client may take nothing."""
+    monkeypatch.setattr(connection, "STALLED", 0.4)
+    engine = FakeEngine(say=lambda work: "word " * 2000, per_round=500)
+    body = {"model": "tiny", "messages": ASK, "stream": True, "max_tokens": 1900, "logprobs": True, "top_logprobs": 20}
+    data = json.dumps(body).encode()
+    with live(app_for(engine)) as address, socket.socket() as reader:
+        host, port = address.removeprefix("http://").split(":")
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect((host, int(port)))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        reader.sendall(f"{head}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        came, began = b"", time.monotonic()
+        while part := reader.recv(1 << 16):
+            came += part
+            if time.monotonic() - began < 1.5:
+                time.sleep(0.01)
+    assert time.monotonic() - began > 1 and b"[DONE]" in came
 
 
 def test_who_waits_for_the_prompts_of_others_did_nothing_wrong() -> None:

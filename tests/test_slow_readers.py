@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from forerun.engine.sequence import Sequence, Status
 from forerun.models.layers.decoder import Decoder
-from forerun.serve import sse
+from forerun.serve import connection
 from forerun.serve.app import create_app
 from forerun.serve.connection import Connection
 from forerun.serve.local_engine import LocalEngine
@@ -136,7 +136,7 @@ def read_all(reader: socket.socket) -> str:
 
 def test_sockets_that_nobody_reads(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's buffers took answers of thousands of tokens: they ran to their end, and everybody else waited."""
-    monkeypatch.setattr(sse, "STALLED", 300.0)  # on a busy machine nobody is hung up on
+    monkeypatch.setattr(connection, "STALLED", 300.0)  # on a busy machine nobody is hung up on
     model = language_model(target, context=1000, pages=280)  # room for four
     local, settings = LocalEngine(ServeSettings()), ServeSettings()
     local.open(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from typing import Any
 
@@ -12,6 +13,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SECONDS = 30.0  # for the head of a request
 UNSENT = 16 << 10  # bytes of an answer that wait here, and as many in the system, before its reader counts as late
+STALLED, LEAST = 30.0, 4 << 10  # seconds in which a late reader must take so many bytes: what it holds, others wait for
+
+log = logging.getLogger("forerun")
 
 
 class Connection(H11Protocol):
@@ -21,6 +25,7 @@ class Connection(H11Protocol):
     """
 
     _timer: asyncio.TimerHandle | None = None
+    _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -45,9 +50,36 @@ class Connection(H11Protocol):
         else:
             self._stop()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._forgive()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
+        self._forgive()
         super().connection_lost(exc)
+
+    def _watch(self, unsent: int) -> None:
+        """One timer while a reader is late, instead of one for every event that is sent."""
+
+        def check() -> None:
+            now = self.transport.get_write_buffer_size()
+            if now <= unsent - LEAST:
+                self._watch(now)
+            else:
+                log.warning("a connection was ended: its client took next to nothing for %g seconds", STALLED)
+                self.transport.abort()
+
+        self._late = self.loop.call_later(STALLED, check)
+
+    def _forgive(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def _start(self) -> None:
         if self._timer is None:

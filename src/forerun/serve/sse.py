@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -20,9 +18,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
-STALLED = 30.0  # seconds that a client may take nothing of its stream: what it holds, others wait for
-
-log = logging.getLogger("forerun")
 
 
 def data_event(data: Mapping[str, Any], event: str | None = None) -> bytes:
@@ -57,16 +52,12 @@ class Stream(EventSourceResponse):
                 return ServerSentEvent(comment="ping", sep="\n")
             return ServerSentEvent(_json(data), event=data["type"], sep="\n")
 
-        super().__init__(
-            events, ping=ping, sep="\n", ping_message_factory=sign, headers=dict(headers), send_timeout=STALLED
-        )
+        super().__init__(events, ping=ping, sep="\n", ping_message_factory=sign, headers=dict(headers))
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        except SendTimeoutError:  # nothing can be told any more: the connection ends in the middle
-            log.warning("a stream was ended: its client took nothing for %g seconds", STALLED)
         finally:
             await shielded(self._close())
 
