@@ -13,7 +13,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from tiny import tiny_model
 
+import forerun
 from forerun.bench import http_load
 from forerun.bench.child_server import ChildServer
 from forerun.bench.suites import work
@@ -23,9 +25,17 @@ from forerun.cli.sources import variable
 from forerun.serve.settings import ServeSettings
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/benchmarks.md", "docs/server.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/benchmarks.md",
+    "docs/server.md",
+    "docs/heads.md",
+]
 SERVER = "127.0.0.1:8000"  # where documents say that a server is
 SEEING = "google/gemma-4-E4B-it"  # a model that sees and hears; here a tiny one does
+TRAINED = Path(forerun.__file__).parent / "data/heads/smollm2"  # stands for what earlier commands of docs/heads.md made
 BEGIN, END = "<!-- settings: made of ServeSettings, see tests/test_docs.py -->\n", "<!-- end of settings -->"
 
 
@@ -97,8 +107,23 @@ def test_the_commands_run(
         words.append("--dry-run")  # it would serve for ever; the fixture above and tests/test_wheel.py do
     if words[0] == "chat":
         words += ["-n", "8"]
+    if words[0] == "train-head":
+        words = small_training(words, tmp_path)
+    elif "my-head" in words:
+        shutil.copytree(TRAINED, "my-head")
     assert main(words) == 0
     assert capsys.readouterr().out.strip()
+
+
+def small_training(words: list[str], folder: Path) -> list[str]:
+    """The same command for a tiny model and one step; a head to go on from is there."""
+    model = tiny_model(folder / "model", "llama", num_hidden_layers=3)
+    for name in ("chats.jsonl", "questions.jsonl"):
+        (folder / name).write_text(json.dumps({"category": "chat", "prompt": f"What is in {name}?"}) + "\n")
+    few = ["--steps", "1", "--count", "2", "--answer-tokens", "4", "--evaluation", "questions.jsonl", "--device", "cpu"]
+    if "--start-from" in words:
+        assert main(["train-head", str(model), "--out", "my-head", "--prompts", "chats.jsonl", *few]) == 0
+    return [str(model) if word == "smollm2" else word for word in words] + few
 
 
 @pytest.mark.real
