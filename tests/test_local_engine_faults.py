@@ -116,6 +116,7 @@ def test_a_sink(target: Decoder, alone: list[list[int]], sink: Any) -> None:
     [
         (raises(RuntimeError("at 0x7f00dead")), 500, "failed"),
         (raises(torch.OutOfMemoryError("tried to allocate")), 503, "out of memory"),
+        (raises(RuntimeError("DefaultCPUAllocator: can't allocate memory")), 503, "out of memory"),
         (not_a_number, 500, "not a number"),
     ],
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from forerun.device import out_of_memory
 from forerun.engine.sequence import Emission, Status
 from forerun.engine.sequence import Sequence as Running
 from forerun.errors import ForerunError
@@ -188,6 +189,6 @@ def client_error(error: Exception) -> Exception:
         ruled_out = isinstance(error, RowError) and "ruled out" in str(error)
         return ApiError(400 if ruled_out else 500, str(error), code="generation_failed")
     log.error("a request failed", exc_info=error)
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if out_of_memory(error):
         return ApiError(503, "out of memory: send a shorter prompt, or try again later", code="out_of_memory")
     return ApiError(500, f"the engine failed on this request ({type(error).__name__})", code="generation_failed")
