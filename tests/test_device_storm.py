@@ -62,7 +62,8 @@ def test_every_answer_is_the_one_it_would_be_alone(
     if constrained:
         for number, visit in enumerate(visits):
             constrain(number, visit)
-    visits.append(agreed("lookup", tokens))
+    sure = agreed("lookup", tokens)
+    visits.append(sure)
     storm = Storm(engine, visits)
     if count > 6:
         storm.break_passes({20: RuntimeError("no pass"), 31: torch.OutOfMemoryError("no memory")})
@@ -72,4 +73,6 @@ def test_every_answer_is_the_one_it_would_be_alone(
     pool = engine.drafters.by_name["mtp"].pool  # type: ignore[attr-defined]
     assert pool.free == pool.count
     assert not engine.executor.slots.occupants  # type: ignore[attr-defined]
-    assert storm.seen["accepted"]
+    assert sure.sequence is not None and sure.sequence.counters.accepted
+    # In the interpreter the others are too few and short for a draft of a random model to be surely right.
+    assert count == 6 or DEVICE.type != "cuda" or storm.seen["accepted"] > sure.sequence.counters.accepted
