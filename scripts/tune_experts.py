@@ -19,6 +19,7 @@ from forerun.bench.timing import captured, device_seconds
 from forerun.kernels.gpu import experts as module
 
 GEMMA_26B = (2816, 704, 128, 8)
+NAMES = ("OUTPUTS_IN", "STEP_IN", "WARPS_IN", "OUTPUTS_OUT", "STEP_OUT", "WARPS_OUT")
 LAYERS = 8  # different ones in turn: together they do not fit into a cache
 
 
@@ -46,15 +47,31 @@ def main(hidden: int, inner: int, count: int, top: int) -> None:
         weights = torch.full((rows, top), 1 / top, device="cuda")
         read = sum(len(ids.unique()) for ids in chosen) / LAYERS * 3 * hidden * inner * 2
         print(f"{rows} rows: {1e6 * read / speed:.1f} us at the speed of a copy ({speed / 1e12:.2f} TB/s)", flush=True)
-        found = []
-        for outputs, step_in, step_out in product((2, 4, 8), (512, 1024), (256, 512, 1024)):
-            module.OUTPUTS, module.STEP_IN, module.STEP_OUT = outputs, step_in, step_out
-            seconds = device_seconds(captured(partial(all_layers, x, chosen, weights, stacks)))
-            found.append((1e6 * seconds / LAYERS, outputs, step_in, step_out))
-        for microseconds, *sizes in sorted(found)[:6]:
-            print("  {:7.1f} us a layer: OUTPUTS {}, STEP_IN {}, STEP_OUT {}".format(microseconds, *sizes), flush=True)
-        now = next(each for each in found if each[1:] == (4, 1024, 512))
-        print(f"  {now[0]:7.1f} us a layer as it is (4, 1024, 512)", flush=True)
+        now = settings()
+        found = [(timed(x, chosen, weights, stacks), now)]
+        for setting in product((1, 2, 4), (512, 1024), (2, 4), (1, 2), (256, 512), (4, 8)):
+            use(setting)
+            found.append((timed(x, chosen, weights, stacks), setting))
+        use(now)
+        for microseconds, setting in [*sorted(found)[:6], found[0]]:
+            note = " as it is" if setting == now else ""
+            print(f"  {microseconds:7.1f} us a layer: {dict(zip(NAMES, setting, strict=True))}{note}", flush=True)
+
+
+def timed(x: Tensor, chosen: list[Tensor], weights: Tensor, stacks: list[list[Tensor]]) -> float:
+    """Microseconds of a layer."""
+    return 1e6 * device_seconds(captured(partial(all_layers, x, chosen, weights, stacks))) / LAYERS
+
+
+def settings() -> tuple[int, ...]:
+    """Sizes that the kernels use now."""
+    return tuple(getattr(module, name) for name in NAMES)
+
+
+def use(setting: tuple[int, ...]) -> None:
+    """Let the kernels use other sizes."""
+    for name, value in zip(NAMES, setting, strict=True):
+        setattr(module, name, value)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from forerun.kernels.gpu.norms import silu_mul
 from forerun.kernels.gpu.overlap import after_previous, overlaps
 from forerun.kernels.interface import Activation
 
-OUTPUTS = 2  # columns of a program
-# Inputs of one step of a product. On the way in, 16 bytes for each thread of four warps: what a thread has of the row
-# is then what it multiplies. On the way out one warp does all, and asks for the next expert before it has this one.
-STEP_IN, STEP_OUT = 1024, 512
+# Columns of a program, inputs of one step of its products, and its warps. All steps are written out one behind another,
+# so that a program asks for everything it will read before it has the first of it.
+OUTPUTS_IN, STEP_IN, WARPS_IN = 2, 1024, 2
+OUTPUTS_OUT, STEP_OUT, WARPS_OUT = 1, 256, 8
 MANY = 32  # rows of a prefill chunk that share experts often enough
 
 
@@ -135,14 +135,14 @@ def experts(
     assert gate_up.is_contiguous() and down.is_contiguous() and gate_up.shape[1:] == (2 * inner, hidden)
     between = torch.empty(rows * top, inner, dtype=x.dtype, device=x.device)
     out, early = torch.empty_like(x), overlaps(x.device)
+    gelu = activation == "gelu_tanh"
     step = min(STEP_IN, triton.next_power_of_2(hidden))
-    gelu, warps = activation == "gelu_tanh", max(1, step // 256)
-    _enter[(rows * top, triton.cdiv(inner, OUTPUTS))](
-        x, ids, gate_up, between, hidden, inner, top, OUTPUTS, step, gelu, num_warps=warps, launch_pdl=early
+    _enter[(rows * top, triton.cdiv(inner, OUTPUTS_IN))](
+        x, ids, gate_up, between, hidden, inner, top, OUTPUTS_IN, step, gelu, num_warps=WARPS_IN, launch_pdl=early
     )
-    step = min(STEP_OUT, triton.next_power_of_2(inner))
-    _leave[(rows, triton.cdiv(hidden, OUTPUTS))](
-        between, ids, weights, down, out, hidden, inner, top, OUTPUTS, step, num_warps=1, launch_pdl=early
+    sizes = (hidden, inner, top, triton.next_power_of_2(top), OUTPUTS_OUT, min(STEP_OUT, triton.next_power_of_2(inner)))
+    _leave[(rows, triton.cdiv(hidden, OUTPUTS_OUT))](
+        between, ids, weights, down, out, *sizes, num_warps=WARPS_OUT, launch_pdl=early
     )
     return out
 
@@ -174,7 +174,7 @@ def _enter(
     # Sums are kept apart to the end, for there is nothing to wait for then.
     gate = tl.zeros((OUTPUTS, INPUTS), tl.float32)
     up = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    for start in range(0, HIDDEN, INPUTS):
+    for start in tl.static_range(0, HIDDEN, INPUTS):
         inside = start + source < HIDDEN
         wanted = (column < INNER)[:, None] & inside[None, :]
         row = tl.load(here + start, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -197,25 +197,31 @@ def _leave(
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
     TOP: tl.constexpr,
+    TURNS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ) -> None:
-    """A few columns of one row: its experts' answers, weighted and added in the order of `ids`."""
+    """A few columns of one row: its experts' answers, weighted and added.
+
+    All experts at once, so that one wait for memory does for them all; every row's sums have the same tree. TURNS is
+    TOP rounded up to a power of two.
+    """
     after_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    source = tl.arange(0, INPUTS)
+    source = tl.arange(0, INPUTS)[None, None, :]
+    turn = tl.arange(0, TURNS)
+    pair = row * TOP + turn
+    expert = tl.load(ids + pair, mask=turn < TOP, other=0).to(tl.int64)
+    weight = tl.load(weights + pair, mask=turn < TOP, other=0.0)
+    matrix = down + (expert[None, :, None] * HIDDEN + column[:, None, None]) * INNER + source
+    answer = between + pair[None, :, None] * INNER + source
     kind = out.dtype.element_ty
-    total = tl.zeros((OUTPUTS,), tl.float32)
-    for turn in tl.static_range(TOP):
-        pair = row * TOP + turn
-        expert = tl.load(ids + pair).to(tl.int64)
-        matrix = down + (expert * HIDDEN + column[:, None]) * INNER + source[None, :]
-        part = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-        for start in range(0, INNER, INPUTS):
-            inside = start + source < INNER
-            inner = tl.load(between + pair * INNER + start + source, mask=inside, other=0.0).to(tl.float32)
-            wanted = (column < HIDDEN)[:, None] & inside[None, :]
-            part += tl.load(matrix + start, mask=wanted, other=0.0).to(tl.float32) * inner[None, :]
-        total += tl.sum(part, axis=1).to(kind).to(tl.float32) * tl.load(weights + pair)
-    tl.store(out + row * HIDDEN + column, total.to(kind), mask=column < HIDDEN)
+    part = tl.zeros((OUTPUTS, TURNS, INPUTS), tl.float32)
+    for start in tl.static_range(0, INNER, INPUTS):
+        inside = (start + source < INNER) & (turn < TOP)[None, :, None]
+        wanted = inside & (column < HIDDEN)[:, None, None]
+        inner = tl.load(answer + start, mask=inside, other=0.0).to(tl.float32)
+        part += tl.load(matrix + start, mask=wanted, other=0.0).to(tl.float32) * inner
+    said = tl.sum(part, axis=2).to(kind).to(tl.float32) * weight[None, :]  # [outputs, turns]
+    tl.store(out + row * HIDDEN + column, tl.sum(said, axis=1).to(kind), mask=column < HIDDEN)
