@@ -22,7 +22,7 @@ from forerun.train.average import WeightAverage
 from forerun.train.generate import Answer
 from forerun.train.head import Head, Scales
 from forerun.train.loop import Trainer
-from forerun.train.loss import draw_support, soft_cross_entropy, teacher
+from forerun.train.loss import Aim, draft_loss, draw_support, teacher
 from forerun.train.run import train_head
 from forerun.train.settings import Settings
 from forerun.train.store import FeatureStore
@@ -187,7 +187,7 @@ def test_a_draft_counts_when_those_before_it_from_the_same_base_are_right(model:
     batch = trainer.store.batch(torch.arange(6).numpy(), 3)
     support = draw_support(trainer.output, torch.arange(300), torch.arange(0), 0, trainer.generator)
     outputs = trainer.head.unroll(batch.features, batch.following, 3)
-    loss, found = trainer._drafted(batch, support, hard=0.0, missed=1.0)
+    loss, found = trainer._drafted(batch, support, Aim(), missed=1.0)
     right: dict[tuple[int, int, int], bool] = {}  # (sequence, base, step)
     rows = list(zip(batch.sequence.tolist(), batch.position.tolist(), batch.depth.tolist(), strict=True))
     for row, (sequence, position, depth) in enumerate(rows):
@@ -200,7 +200,7 @@ def test_a_draft_counts_when_those_before_it_from_the_same_base_are_right(model:
         reached = [value for (_, _, at), value in right.items() if at == step]
         assert float(found[step]) == pytest.approx(sum(reached) / len(reached), abs=1e-6)
     assert 0 < float(found[0]) < 1
-    fewer, same = trainer._drafted(batch, support, hard=0.0, missed=0.0)
+    fewer, same = trainer._drafted(batch, support, Aim(), missed=0.0)
     assert bool(fewer < loss)
     assert [float(share) for share in same] == [float(share) for share in found]
 
@@ -211,9 +211,10 @@ def test_loss_and_gradient_equal_autograd_on_the_full_vocabulary() -> None:
     rows = torch.randn(6, 8, generator=generator, requires_grad=True)
     weights = torch.rand(6, generator=generator)
     support = draw_support(output, torch.arange(50), torch.arange(0), 0, generator)
-    chances = teacher(hidden, (hidden @ output.T).logsumexp(-1), support).chances
+    taught = teacher(hidden, (hidden @ output.T).logsumexp(-1), support, Aim())
+    chances = taught.chances
     torch.testing.assert_close(chances, (hidden @ output.T).softmax(-1))
-    loss, drafts = soft_cross_entropy(rows, support, chances, weights)
+    loss, drafts = draft_loss(rows, support, taught, 0.0, weights)
     assert drafts.tolist() == (rows @ output.T).argmax(-1).tolist()
     (mine,) = torch.autograd.grad(loss, rows)
     each = -(chances * (rows @ output.T).log_softmax(-1)).sum(-1)
@@ -234,7 +235,7 @@ def test_a_hard_teacher_prefers_the_likeliest_id_where_it_is_sure() -> None:
     output, hidden = torch.randn(50, 8, generator=generator), torch.randn(6, 8, generator=generator)
     whole = (hidden @ output.T).logsumexp(-1)
     support = draw_support(output, torch.arange(50), torch.arange(0), 0, generator)
-    soft, hard = teacher(hidden, whole, support), teacher(hidden, whole, support, 0.4)
+    soft, hard = (teacher(hidden, whole, support, Aim(share)) for share in (0.0, 0.4))
     only = torch.nn.functional.one_hot((hidden @ output.T).argmax(-1), 50)
     assert soft.top.tolist() == only.argmax(-1).tolist()
     torch.testing.assert_close(hard.chances, 0.6 * soft.chances + 0.4 * only)
@@ -242,7 +243,7 @@ def test_a_hard_teacher_prefers_the_likeliest_id_where_it_is_sure() -> None:
     best = int((hidden[0] @ output.T).argmax())
     others = torch.tensor([token for token in range(50) if token != best])
     part = draw_support(output, others, torch.tensor([best]), 1, generator)
-    chances = teacher(hidden[:1], whole[:1], part, 0.4).chances
+    chances = teacher(hidden[:1], whole[:1], part, Aim(0.4)).chances
     torch.testing.assert_close(chances[0, -1], soft.chances[0, best])
 
 

@@ -45,7 +45,7 @@ def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
         "",
         "## Recipe",
         *_earlier_training(report["history"]),
-        f"Cross-entropy with the target's distribution{_hard(training)} over {training['unroll']} "
+        f"Cross-entropy with the target's distribution{_hard(training)}{_agree(training)} over {training['unroll']} "
         f"unrolled steps, each seeing true entries up to its base position and its own chain after it; step j weighs "
         f"{training['decay']}^j{_missed(training)}. {_optimiser(training, report['device'])} Kept: {training['kept']}.",
         "",
@@ -85,6 +85,13 @@ def _earlier_training(history: Sequence[dict[str, Any]]) -> list[str]:
 
 def _hard(training: dict[str, Any]) -> str:
     return f" ({training['hard']:.0%} of it moved to its likeliest token)" if training["hard"] else ""
+
+
+def _agree(training: dict[str, Any]) -> str:
+    if not training.get("agree"):
+        return ""
+    heats = " and ".join(f"{heat:g}" for heat in training["agree_at"])
+    return f", less {training['agree']:g} times the share of equal choices under the same noise at {heats},"
 
 
 def _missed(training: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from forerun.errors import ForerunError
 from forerun.progress import Progress
 from forerun.train.average import WeightAverage, put, weights_replaced
 from forerun.train.head import Head
-from forerun.train.loss import Support, draw_support, soft_cross_entropy, teacher
+from forerun.train.loss import Aim, Support, draft_loss, draw_support, teacher
 from forerun.train.settings import Settings
 from forerun.train.store import Batch, FeatureStore
 
@@ -171,12 +171,13 @@ class Trainer:
 
     def loss(self, batch: Batch, support: Support) -> Tensor:
         """Mean over positions of the cross-entropy with the target, later drafts counting less."""
-        return self._drafted(batch, support, self.settings.hard, self.settings.missed)[0]
+        settings = self.settings
+        return self._drafted(batch, support, Aim(*settings.aim, settings.agree_at), settings.missed)[0]
 
-    def _drafted(self, batch: Batch, support: Support, hard: float, missed: float) -> tuple[Tensor, list[Tensor]]:
+    def _drafted(self, batch: Batch, support: Support, aim: Aim, missed: float) -> tuple[Tensor, list[Tensor]]:
         """The loss, and per step how often the drafts up to there are all right."""
         settings = self.settings
-        taught = teacher(batch.hidden, batch.whole, support, hard)
+        taught = teacher(batch.hidden, batch.whole, support, aim)
         outputs = self.head.unroll(batch.features, batch.following, settings.unroll, batch.first)
         total = sum(settings.decay**step for step in range(settings.unroll))
         losses, prefixes = [], []
@@ -192,7 +193,7 @@ class Trainer:
             base = batch.position[chosen] - 1 - step - batch.first
             rows = output.flatten(0, 1).index_select(0, batch.sequence[chosen] * output.shape[1] + base)
             weights = (settings.decay**step / total / many).expand(len(chosen))
-            loss, drafts = soft_cross_entropy(rows, support, taught.chances[chosen], weights)
+            loss, drafts = draft_loss(rows, support, taught.at(chosen), aim.agree, weights)
             losses.append(loss)
             right = torch.zeros_like(all_right)
             right[chosen] = drafts == taught.top[chosen]
@@ -226,7 +227,7 @@ class Trainer:
         sums, count = torch.zeros(3), 0
         for start in range(0, len(self.held), 32):
             batch = self.store.batch(self.held[start : start + 32], self.settings.unroll)
-            loss, prefixes = self._drafted(batch, support, hard=0.0, missed=1.0)
+            loss, prefixes = self._drafted(batch, support, Aim(), missed=1.0)
             rate = 1 + sum(prefixes[:DEPTH], torch.zeros_like(loss))
             sums += len(batch.depth) * torch.stack((loss, prefixes[0], rate)).float().cpu()
             count += len(batch.depth)

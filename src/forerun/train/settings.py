@@ -7,6 +7,8 @@ from typing import Any
 
 FRESH_RATE = 1e-3
 CONTINUED_RATE = 5e-4  # a trained head loses what it knows at the rate it began with
+FRESH_HARD, CONTINUED_HARD = 0.2, 0.0
+FRESH_AGREE, CONTINUED_AGREE = 0.0, 6.0  # what a small step decides matters once most drafts are near
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,11 @@ class Settings:
     decay: float = 0.8
     frequent: int = 16_384  # ids that are always in the loss
     others: int = 4_096  # ids drawn from the rest at every step
-    hard: float = 0.2  # share of the teacher that is its likeliest token alone, as greedy drafting asks for
+    hard: float | None = None  # share of the teacher that is its likeliest token alone, as greedy drafting asks for
+    agree: float | None = (
+        None  # weight of choosing the target's token under the same noise, beside the cross-entropy ...
+    )
+    agree_at: tuple[float, ...] = (0.3, 0.8)  # ... at these temperatures; a low one is nearly greedy
     missed: float = 0.3  # chance of a later draft to count when one before it is wrong: it would never be looked at
     # optimiser
     rate: float | None = None  # the highest; None: lower for a head that is trained already
@@ -55,6 +61,13 @@ class Settings:
         if self.rate is not None:
             return self.rate
         return FRESH_RATE if self.start_from is None else CONTINUED_RATE
+
+    @property
+    def aim(self) -> tuple[float, float]:
+        """`hard` and `agree`, decided."""
+        fresh = self.start_from is None
+        hard = (FRESH_HARD if fresh else CONTINUED_HARD) if self.hard is None else self.hard
+        return hard, (FRESH_AGREE if fresh else CONTINUED_AGREE) if self.agree is None else self.agree
 
     def recipe(self) -> dict[str, Any]:
         """What must not change between a run and its continuation."""
