@@ -1,6 +1,7 @@
 """GGUF files of Qwen3.5, dense (`qwen35`) and with experts (`qwen35moe`), said in Hugging Face's words.
 
-What is read is the form that llama.cpp's converter gives them (read in its source of August 2026), text only:
+What is read is the form that llama.cpp's converter gives them, text only. It has been one since the first such file, in
+February 2026, up to its source of August 2026; MTP heads are in it since May.
 
 - `block_count` counts the layers and, behind them, the `nextn_predict_layers` blocks of the MTP head.
 - Norms are stored as factors, 1 + w, those of the head too; `ssm_norm` alone is as it was.
