@@ -11,8 +11,10 @@ from forerun.errors import ForerunError
 from forerun.weights.gguf_gemma import GEMMA, gemma_config, gemma_name
 from forerun.weights.gguf_header import GgufHeader
 from forerun.weights.gguf_metadata import Metadata, decimal
+from forerun.weights.gguf_qwen3_5 import QWEN3_5, SPARSE, qwen3_5_config, qwen3_5_name, unused_tokens
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"} | GEMMA
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES |= QWEN3_5 | GEMMA
 MISTRAL = "MistralForCausalLM"  # GGUF files of Mistral models say "llama"
 
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -45,6 +47,9 @@ def config_from(header: GgufHeader, where: str, rope_factors: Sequence[float] | 
         raise ForerunError(f"{where}: tensor token_embd.weight is missing or has the shape {embedding}")
     if metadata.architecture in GEMMA:
         return gemma_config(metadata, shapes, rope_factors)
+    if metadata.architecture in QWEN3_5:
+        rotated = metadata.count("rope.dimension_count")
+        return qwen3_5_config(metadata, shapes, _rope(metadata, rotated, rope_factors))
     hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
     head_dim = metadata.count("attention.key_length", max(hidden // heads, 1))
     _check_heads(metadata, head_dim)
@@ -82,17 +87,27 @@ def generation_config_from(header: GgufHeader) -> dict[str, Any]:
         "bos_token_id": metadata.token("bos_token_id"),
         "eos_token_id": sorted({end for end in ends if end is not None}),
     }
-    never = header.metadata.get("tokenizer.ggml.suppress_tokens")
-    return config | ({"suppress_tokens": list(never)} if isinstance(never, tuple) else {})
+    listed = header.metadata.get("tokenizer.ggml.suppress_tokens")
+    never = [*listed] if isinstance(listed, tuple) else []
+    if metadata.architecture in QWEN3_5:
+        never += unused_tokens(metadata)
+    return config | ({"suppress_tokens": never} if never else {})
 
 
 def _refuse_unknown(metadata: Metadata) -> None:
     architecture, where = metadata.architecture, metadata.where
+    if architecture == "clip":
+        raise ForerunError(
+            f"{where} holds what sees or hears, without the language model (mmproj): give the GGUF file of the model; "
+            "pictures and sound need its safetensors folder"
+        )
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ForerunError(f"{where}: GGUF architecture {architecture[:40]!r} is not read (known: {known})")
-    if metadata.get("expert_count") and architecture not in GEMMA:
+    if metadata.get("expert_count") and architecture not in (*GEMMA, SPARSE):
         raise ForerunError(f"{where}: mixture-of-experts GGUF files are not read")
+    if any(key.startswith("prism.hadamard") for key in metadata.values):
+        raise ForerunError(f"{where}: its weights are stored rotated (prism.hadamard), which is not read")
     parts = metadata.values.get("split.count", 0)
     if isinstance(parts, int) and parts > 1:
         raise ForerunError(f"{where}: one of {parts} parts; join them first (llama-gguf-split --merge)")
@@ -171,9 +186,11 @@ def huggingface_name(name: str, layers: int, where: str, architecture: str = "")
     stem, _, kind = name.rpartition(".")
     if architecture in GEMMA and (own := gemma_name(name, layers)) is not None:
         return own
+    if architecture in QWEN3_5 and (own := qwen3_5_name(name, layers)) is not None:
+        return own
     if stem in TOP_NAMES and kind == "weight":
         return f"{TOP_NAMES[stem]}.weight"
     match = LAYER.fullmatch(name)
-    if match is None or match[2] not in LAYER_NAMES or int(match[1]) >= layers:
+    if match is None or match[2] not in LAYER_NAMES or int(match[1]) >= layers or architecture in QWEN3_5:
         raise ForerunError(f"{where}: tensor {name[:80]!r} belongs to no model that is read here")
     return f"model.layers.{int(match[1])}.{LAYER_NAMES[match[2]]}.{match[3]}"

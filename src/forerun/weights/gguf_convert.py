@@ -20,6 +20,7 @@ from forerun.weights.folder import flush, write_json
 from forerun.weights.gguf_config import config_from, generation_config_from
 from forerun.weights.gguf_gemma import ASSISTANT
 from forerun.weights.gguf_header import read_header
+from forerun.weights.gguf_qwen3_5 import QWEN3_5, end_of_text
 from forerun.weights.gguf_tensors import converted_bytes, read_rope_factors, write_tensors
 from forerun.weights.gguf_tokenizer import write_tokenizer
 
@@ -73,11 +74,14 @@ def _write(file: Path, work: Path, progress: Progress) -> None:
     header = read_header(file)
     config = config_from(header, str(file), read_rope_factors(header, file))
     _check_room(work, converted_bytes(header), file)
+    generation = generation_config_from(header)
     if header.metadata["general.architecture"] != ASSISTANT:  # which only sees its target's tokens
-        write_tokenizer(header, file, work, config["vocab_size"])
+        tokenizer = write_tokenizer(header, file, work, config["vocab_size"])
+        if header.metadata["general.architecture"] in QWEN3_5:
+            generation["eos_token_id"] = sorted({*generation["eos_token_id"], *end_of_text(tokenizer)})
     write_tensors(header, file, work, config, progress)
     write_json(work / "config.json", config)
-    write_json(work / "generation_config.json", generation_config_from(header))
+    write_json(work / "generation_config.json", generation)
     files = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
     write_json(work / MANIFEST, {"format": FORMAT, "source": file.name, "files": files})
     for path in work.iterdir():

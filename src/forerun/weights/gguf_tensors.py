@@ -13,6 +13,7 @@ from forerun.weights.folder import INDEX, SINGLE
 from forerun.weights.gguf_config import ROPE_FACTORS, huggingface_name
 from forerun.weights.gguf_gemma import SHIFTED_NORMS, UNREAD
 from forerun.weights.gguf_header import GgufHeader, GgufTensor
+from forerun.weights.gguf_qwen3_5 import QWEN3_5, qwen3_5_tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,10 +143,12 @@ def _dequantise(
 def _rows_in_order(tensor: torch.Tensor, name: str, header: GgufHeader, config: dict[str, Any]) -> torch.Tensor:
     """Llama files store the rows of q and k with the two halves of each head interleaved; this puts them back.
 
-    Norms of Gemma 3 are stored as factors; Hugging Face's files have what is added to one.
+    Norms of Gemma 3 are stored as factors; Hugging Face's files have what is added to one. Qwen3.5 has its own rules.
     """
     import torch
 
+    if header.metadata["general.architecture"] in QWEN3_5:
+        return qwen3_5_tensor(tensor, name, config)
     part = name.split(".")[-2]
     if header.metadata["general.architecture"] == SHIFTED_NORMS and part.endswith("norm"):
         return tensor - 1

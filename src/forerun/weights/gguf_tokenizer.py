@@ -14,13 +14,14 @@ from forerun.weights.gguf_header import GgufHeader
 # transformers leaves them at plain GPT-2, which gives other tokens for two spaces before a digit.
 DIGIT_SPLITTERS = frozenset({"smollm", "starcoder", "refact", "codeshell", "command-r"})
 PLAIN_SPLITTERS = frozenset({"default", "gpt-2", "gpt2"})
+COMPOSED = frozenset({"qwen35"})  # models whose own tokenizer composes characters first; the files do not say so
 # llama.cpp puts the begin token first for these when the file does not say.
 BEGIN_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 LOADER_LEFTOVERS = ("is_local", "local_files_only", "gguf_file", "name_or_path")
 
 
-def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: int) -> None:
-    """Converts the file's tokenizer (by way of transformers) and saves it with its chat template in `folder`."""
+def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: int) -> Any:
+    """Converts the file's tokenizer (by way of transformers), saves it with its chat template, and returns it."""
     if "tokenizer.ggml.tokens" not in header.metadata:
         raise ForerunError(f"{source} carries no tokenizer, so it cannot be used on its own")
     tokenizer = _load(header, source)
@@ -29,6 +30,7 @@ def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: 
     _set_splitter(tokenizer, header, source)
     tokenizer.save_pretrained(folder)
     _tidy(folder / "tokenizer_config.json")
+    return tokenizer
 
 
 def _load(header: GgufHeader, source: Path) -> Any:
@@ -70,6 +72,10 @@ def _set_splitter(tokenizer: Any, header: GgufHeader, source: Path) -> None:
             f"{source}: its tokenizer cuts text in a way that is not known here ({str(splitter)[:40]!r}); "
             "use the model's safetensors folder"
         )
+    if splitter in COMPOSED:
+        from tokenizers.normalizers import NFC
+
+        tokenizer.backend_tokenizer.normalizer = NFC()
 
 
 def _known_to_transformers() -> frozenset[str]:

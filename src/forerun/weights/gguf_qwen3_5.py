@@ -1,0 +1,263 @@
+"""GGUF files of Qwen3.5, dense (`qwen35`) and with experts (`qwen35moe`), said in Hugging Face's words.
+
+What is read is the form that llama.cpp's converter gives them, text only. It has been one since the first such file, in
+February 2026, up to its source of August 2026; MTP heads are in it since May.
+
+- `block_count` counts the layers and, behind them, the `nextn_predict_layers` blocks of the MTP head.
+- Norms are stored as factors, 1 + w, those of the head too; `ssm_norm` alone is as it was.
+- `ssm_a` is -exp(A_log), and kernels of convolutions have lost the axis of length 1.
+- Value heads of recurrent layers are tiled: the first of every key head, then the second of every key head. Hugging
+  Face has them grouped: all of the first key head, then all of the next.
+- Queries and their gates stay interleaved by head, as in Hugging Face's files.
+
+Ollama's own conversions differ in names and metadata, and nothing in them says what else differs: they are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import ForerunError
+from forerun.weights.gguf_metadata import Metadata
+
+if TYPE_CHECKING:
+    import torch
+
+SPARSE = "qwen35moe"
+QWEN3_5 = {"qwen35": "Qwen3_5ForCausalLM", SPARSE: "Qwen3_5MoeForCausalLM"}
+END_OF_TEXT = "<|endoftext|>"  # ends a text as <|im_end|> ends an answer; files name only one of them
+UNUSED = 5  # a type of token
+RECURRENT, ATTENTION = "linear_attention", "full_attention"
+INTERVAL = 4  # every so many layers one has attention, when a file does not say
+LAYER_NAMES = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "attn_qkv.weight": "linear_attn.in_proj_qkv.weight",
+    "attn_gate.weight": "linear_attn.in_proj_z.weight",
+    "ssm_alpha.weight": "linear_attn.in_proj_a.weight",
+    "ssm_beta.weight": "linear_attn.in_proj_b.weight",
+    "ssm_conv1d.weight": "linear_attn.conv1d.weight",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm.weight": "linear_attn.norm.weight",
+    "ssm_out.weight": "linear_attn.out_proj.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+    "ffn_gate_inp.weight": "mlp.gate.weight",
+    "ffn_gate_exps.weight": "mlp.experts.gate_proj",
+    "ffn_up_exps.weight": "mlp.experts.up_proj",
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
+    "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
+    "ffn_up_shexp.weight": "mlp.shared_expert.up_proj.weight",
+    "ffn_down_shexp.weight": "mlp.shared_expert.down_proj.weight",
+}
+JOIN = "nextn.eh_proj.weight"  # what makes a block an MTP head
+OWN_VOCABULARY = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
+HEAD_NAMES = {
+    JOIN: "mtp.fc.weight",
+    "nextn.enorm.weight": "mtp.pre_fc_norm_embedding.weight",
+    "nextn.hnorm.weight": "mtp.pre_fc_norm_hidden.weight",
+    "nextn.shared_head_norm.weight": "mtp.norm.weight",
+    OWN_VOCABULARY[0]: "mtp.embed_tokens.weight",
+    OWN_VOCABULARY[1]: "mtp.shared_head.head.weight",
+}
+BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
+
+
+def qwen3_5_name(name: str, layers: int) -> str | None:
+    """Hugging Face's name of a tensor of a layer, or of the MTP head behind the layers."""
+    match = BLOCK.fullmatch(name)
+    if match is None:
+        return None
+    index, part = int(match[1]), match[2]
+    if index < layers:
+        return f"model.layers.{index}.{LAYER_NAMES[part]}" if part in LAYER_NAMES else None
+    if part in LAYER_NAMES:
+        return f"mtp.layers.{index - layers}.{LAYER_NAMES[part]}"
+    return HEAD_NAMES.get(part) if index == layers else f"mtp.layers.{index - layers}.{part}"
+
+
+def qwen3_5_config(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rope: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of a Qwen3.5 file; `rope` has the base and the scaling of its angles."""
+    _refuse_ollama(metadata, shapes)
+    layers, heads = _blocks(metadata, shapes)
+    values = metadata.count("ssm.time_step_rank")
+    config: dict[str, Any] = {
+        "architectures": [QWEN3_5[metadata.architecture]],
+        "model_type": "qwen3_5_moe_text" if metadata.architecture == SPARSE else "qwen3_5_text",
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": metadata.count("embedding_length"),
+        "num_hidden_layers": layers,
+        "layer_types": _layer_kinds(metadata, shapes, layers),
+        "num_attention_heads": metadata.count("attention.head_count"),
+        "num_key_value_heads": metadata.count("attention.head_count_kv"),
+        "head_dim": metadata.count("attention.key_length"),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "max_position_embeddings": metadata.count("context_length"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "linear_conv_kernel_dim": metadata.count("ssm.conv_kernel"),
+        "linear_num_key_heads": metadata.count("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": metadata.count("ssm.state_size"),
+        "linear_value_head_dim": metadata.count("ssm.inner_size") // values,
+        "rope_parameters": rope | _rotation(metadata),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "mtp_num_hidden_layers": heads,
+        "mtp_use_dedicated_embeddings": any(f"blk.{layers}.{name}" in shapes for name in OWN_VOCABULARY),
+        "bos_token_id": metadata.token("bos_token_id"),
+        "eos_token_id": metadata.token("eos_token_id"),
+        "pad_token_id": metadata.token("padding_token_id"),
+    }
+    for whole, part in (("ssm.inner_size", values), ("ssm.time_step_rank", config["linear_num_key_heads"])):
+        if metadata.count(whole) % part:
+            key = f"{metadata.architecture}.{whole}"
+            raise ForerunError(f"{metadata.where}: metadata {key} is {metadata.get(whole)}, no multiple of {part}")
+    return config | _networks(metadata)
+
+
+def qwen3_5_tensor(tensor: torch.Tensor, name: str, config: dict[str, Any]) -> torch.Tensor:
+    """A tensor of the file as Hugging Face's files have it."""
+    match = BLOCK.fullmatch(name)
+    part = name if match is None else match[2]
+    if part.endswith("norm.weight") and part != "ssm_norm.weight":
+        return tensor.float() - 1
+    if part == "ffn_gate_inp_shexp.weight":
+        return tensor.reshape(1, -1)  # quantising drops the axis of length 1
+    if part == "ssm_a":
+        if not bool((tensor < 0).all()):
+            raise ForerunError(f"tensor {name} must hold negative numbers only; the file is damaged")
+        tensor = (-tensor.float()).log()
+    size = config["linear_value_head_dim"]
+    behind = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]  # queries and keys come first
+    if part in ("attn_qkv.weight", "ssm_conv1d.weight"):
+        tensor = _grouped(tensor, name, config, 0, size, behind)
+    elif part in ("ssm_a", "ssm_dt.bias", "ssm_alpha.weight", "ssm_beta.weight"):
+        tensor = _grouped(tensor, name, config, 0, 1)
+    elif part == "attn_gate.weight":
+        tensor = _grouped(tensor, name, config, 0, size)
+    elif part == "ssm_out.weight":
+        tensor = _grouped(tensor, name, config, 1, size)
+    return tensor[:, None] if part == "ssm_conv1d.weight" else tensor
+
+
+def unused_tokens(metadata: Metadata) -> list[int]:
+    """Ids that fill the vocabulary up: Hugging Face's tokenizer does not have them, so they never come."""
+    types = metadata.values.get("tokenizer.ggml.token_type")
+    return [token for token, kind in enumerate(types) if kind == UNUSED] if isinstance(types, tuple) else []
+
+
+def end_of_text(tokenizer: Any) -> list[int]:
+    """The id of the token that ends a text, if there is one."""
+    known = tokenizer.get_added_vocab()
+    return [known[END_OF_TEXT]] if END_OF_TEXT in known else []
+
+
+def _grouped(
+    tensor: torch.Tensor, name: str, config: dict[str, Any], axis: int, size: int, behind: int = 0
+) -> torch.Tensor:
+    """Value heads of `size` rows along `axis`, behind others that stay: from tiled to grouped."""
+    import torch
+
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    found, expected = tensor.shape[axis] if axis < tensor.ndim else 0, behind + values * size
+    if found != expected:
+        raise ForerunError(f"tensor {name} has {found} rows or columns, expected {expected}; the file is damaged")
+    heads = torch.arange(values * size).view(values // keys, keys, size).transpose(0, 1).reshape(-1)
+    return tensor.index_select(axis, torch.cat([torch.arange(behind), behind + heads]))
+
+
+def _refuse_ollama(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    keys = [key for key in ("ssm.v_head_reordered", "rope.mrope_interleaved") if metadata.get(key) is not None]
+    names = [name for name in shapes if name.startswith(("v.", "mm.", "mtp.")) or name.endswith(".ssm_dt")]
+    if keys or names:
+        raise ForerunError(
+            f"{metadata.where}: Qwen3.5 as Ollama writes it is not read ({(keys + names)[0][:80]}); "
+            "use a GGUF file made by llama.cpp, or the safetensors folder"
+        )
+
+
+def _blocks(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+    """How many layers there are, and how many blocks of an MTP head: every tensor must agree."""
+    where, key = metadata.where, f"{metadata.architecture}.nextn_predict_layers"
+    blocks = metadata.count("block_count")
+    heads = metadata.count("nextn_predict_layers") if metadata.get("nextn_predict_layers") else 0
+    layers = blocks - heads
+    if layers < 1:
+        raise ForerunError(f"{where}: metadata {key} is {heads}, but there are only {blocks} blocks")
+    parts: dict[int, set[str]] = {}
+    for name in shapes:
+        if match := BLOCK.fullmatch(name):
+            parts.setdefault(int(match[1]), set()).add(match[2])
+    if heads and parts.keys() and not any(index < layers for index in parts):
+        raise ForerunError(f"{where} holds an MTP head without its model: give the GGUF file of the whole model")
+    if (absent := next((index for index in range(layers) if index not in parts), None)) is not None:
+        raise ForerunError(f"{where}: metadata tells of {layers} layers, but there are no tensors of layer {absent}")
+    for index, found in sorted(parts.items()):
+        if index >= blocks:
+            raise ForerunError(f"{where}: tensors of block {index}, but metadata tells of {blocks} blocks")
+        if (index == layers and JOIN not in found) or (index < layers and JOIN in found):
+            raise ForerunError(
+                f"{where}: metadata {key} is {heads} of {blocks} blocks, "
+                f"but block {index} has {'no' if index == layers else 'a'} tensor {JOIN}"
+            )
+    return layers, heads
+
+
+def _layer_kinds(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], layers: int) -> list[str]:
+    """As metadata says, and as the tensors show."""
+    where, listed = metadata.where, metadata.get("attention.recurrent_layers")
+    if isinstance(listed, tuple):
+        if len(listed) < layers:
+            key = f"{metadata.architecture}.attention.recurrent_layers"
+            raise ForerunError(f"{where}: metadata {key} tells of {len(listed)} layers, there are {layers}")
+        kinds = [RECURRENT if one else ATTENTION for one in listed[:layers]]
+    else:
+        interval = metadata.count("full_attention_interval", INTERVAL)
+        kinds = [RECURRENT if (layer + 1) % interval else ATTENTION for layer in range(layers)]
+    signs = {RECURRENT: "ssm_a", ATTENTION: "attn_q.weight"}
+    for layer, stated in enumerate(kinds):
+        found = [kind for kind, part in signs.items() if f"blk.{layer}.{part}" in shapes]
+        if found != [stated]:
+            shown = " and ".join(found) or "neither kind"
+            raise ForerunError(f"{where}: metadata calls layer {layer} {stated}, its tensors are those of {shown}")
+    return kinds
+
+
+def _rotation(metadata: Metadata) -> dict[str, Any]:
+    """How much of a head is rotated, and which pairs of columns turn with time, height and width."""
+    size, turned = metadata.count("attention.key_length"), metadata.count("rope.dimension_count")
+    listed = metadata.get("rope.dimension_sections")
+    sections = [each for each in listed if isinstance(each, int)] if isinstance(listed, tuple) else []
+    if int(size * (turned / size)) != turned or turned > size or metadata.count("attention.value_length", size) != size:
+        raise ForerunError(f"{metadata.where}: heads of {size} columns, {turned} of them rotated, are not read")
+    if len(sections) != 4 or sections[3] or min(sections[:3]) < 1:
+        key = f"{metadata.architecture}.rope.dimension_sections"
+        raise ForerunError(f"{metadata.where}: metadata {key} must be three numbers and a zero, not {str(listed)[:60]}")
+    return {
+        "partial_rotary_factor": turned / size,
+        "mrope_section": sections[:3],
+        "mrope_interleaved": True,
+    }
+
+
+def _networks(metadata: Metadata) -> dict[str, Any]:
+    if metadata.architecture != SPARSE:
+        return {"intermediate_size": metadata.count("feed_forward_length")}
+    return {
+        "num_experts": metadata.count("expert_count"),
+        "num_experts_per_tok": metadata.count("expert_used_count"),
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.count("expert_shared_feed_forward_length"),
+    }
