@@ -21,6 +21,7 @@ from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.gguf_config import config_from, llama3_factors
 from forerun.weights.gguf_convert import convert_gguf
 from forerun.weights.gguf_header import GgufHeader, GgufTensor, read_header
+from forerun.weights.suppressed import suppressed_tokens
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 gguf = pytest.importorskip("gguf")
@@ -167,6 +168,22 @@ def test_tokenizer_chat_template_and_ends_come_along(tmp_path: Path, source: Pat
     assert after.apply_chat_template(chat, tokenize=False) == before.apply_chat_template(chat, tokenize=False)
     assert stop_token_ids(folder, after) == {2}
     assert "gguf" not in (folder / "tokenizer_config.json").read_text()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_tokens_of_qwen_are_those_of_its_own_files(tmp_path: Path, family: str) -> None:
+    """Two tokens end an answer, fill-up ids never come, and characters are composed first."""
+    model = tiny_model(tmp_path / "model", family)
+    known, rows = len(tiny_tokenizer()), json.loads((model / "config.json").read_text())["vocab_size"]
+    tokens = [*tiny_tokenizer().convert_ids_to_tokens(range(known)), *(f"[PAD{id}]" for id in range(known, rows))]
+    kinds = [3] * 4 + [1] * (known - 4) + [5] * (rows - known)
+    metadata: dict[str, Any] = {"tokenizer__ggml__pre": "qwen2", "tokenizer__ggml__tokens": tokens}
+    file = tiny_gguf(tmp_path / "a.gguf", model, **metadata, tokenizer__ggml__token_type=kinds)
+    folder = convert_gguf(file, tmp_path / "home")
+    tokenizer = load_tokenizer(folder)
+    assert stop_token_ids(folder, tokenizer) == {0, 2}
+    assert suppressed_tokens(folder) == set(range(known, rows)) != set()
+    assert tokenizer.encode("e\u0301") == tokenizer.encode("\xe9")
 
 
 def test_a_tokenizer_beside_the_file_is_not_taken_for_its_own(tmp_path: Path) -> None:

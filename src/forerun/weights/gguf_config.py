@@ -11,7 +11,8 @@ from forerun.errors import ForerunError
 from forerun.weights.gguf_gemma import GEMMA, gemma_config, gemma_name
 from forerun.weights.gguf_header import GgufHeader
 from forerun.weights.gguf_metadata import Metadata, decimal
-from forerun.weights.gguf_qwen3_5 import QWEN3_5, SPARSE, qwen3_5_config, qwen3_5_name, unused_tokens
+from forerun.weights.gguf_qwen3_5 import QWEN3_5, SPARSE, qwen3_5_config, qwen3_5_name
+from forerun.weights.gguf_qwen_tokens import unused_tokens
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 ARCHITECTURES |= QWEN3_5 | GEMMA
@@ -88,9 +89,7 @@ def generation_config_from(header: GgufHeader) -> dict[str, Any]:
         "eos_token_id": sorted({end for end in ends if end is not None}),
     }
     listed = header.metadata.get("tokenizer.ggml.suppress_tokens")
-    never = [*listed] if isinstance(listed, tuple) else []
-    if metadata.architecture in QWEN3_5:
-        never += unused_tokens(metadata)
+    never = [*(listed if isinstance(listed, tuple) else ()), *unused_tokens(metadata)]
     return config | ({"suppress_tokens": never} if never else {})
 
 

@@ -20,11 +20,11 @@ from forerun.weights.folder import flush, write_json
 from forerun.weights.gguf_config import config_from, generation_config_from
 from forerun.weights.gguf_gemma import ASSISTANT
 from forerun.weights.gguf_header import read_header
-from forerun.weights.gguf_qwen3_5 import QWEN3_5, end_of_text
+from forerun.weights.gguf_qwen_tokens import ends_of_text
 from forerun.weights.gguf_tensors import converted_bytes, read_rope_factors, write_tensors
 from forerun.weights.gguf_tokenizer import write_tokenizer
 
-FORMAT = 2  # raise it when the conversion changes, and every cached folder is made again
+FORMAT = 3  # raise it when the conversion changes, and every cached folder is made again
 MANIFEST = "forerun.json"
 HASHED_BYTES = 2**20
 
@@ -74,11 +74,10 @@ def _write(file: Path, work: Path, progress: Progress) -> None:
     header = read_header(file)
     config = config_from(header, str(file), read_rope_factors(header, file))
     _check_room(work, converted_bytes(header), file)
-    generation = generation_config_from(header)
-    if header.metadata["general.architecture"] != ASSISTANT:  # which only sees its target's tokens
+    generation, architecture = generation_config_from(header), str(header.metadata["general.architecture"])
+    if architecture != ASSISTANT:  # which only sees its target's tokens
         tokenizer = write_tokenizer(header, file, work, config["vocab_size"])
-        if header.metadata["general.architecture"] in QWEN3_5:
-            generation["eos_token_id"] = sorted({*generation["eos_token_id"], *end_of_text(tokenizer)})
+        generation["eos_token_id"] = sorted({*generation["eos_token_id"], *ends_of_text(architecture, tokenizer)})
     write_tensors(header, file, work, config, progress)
     write_json(work / "config.json", config)
     write_json(work / "generation_config.json", generation)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 SPARSE = "qwen35moe"
 QWEN3_5 = {"qwen35": "Qwen3_5ForCausalLM", SPARSE: "Qwen3_5MoeForCausalLM"}
-END_OF_TEXT = "<|endoftext|>"  # ends a text as <|im_end|> ends an answer; files name only one of them
-UNUSED = 5  # a type of token
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
 INTERVAL = 4  # every so many layers one has attention, when a file does not say
 LAYER_NAMES = {
@@ -150,18 +148,6 @@ def qwen3_5_tensor(tensor: torch.Tensor, name: str, config: dict[str, Any]) -> t
     elif part == "ssm_out.weight":
         tensor = _grouped(tensor, name, config, 1, size)
     return tensor[:, None] if part == "ssm_conv1d.weight" else tensor
-
-
-def unused_tokens(metadata: Metadata) -> list[int]:
-    """Ids that fill the vocabulary up: Hugging Face's tokenizer does not have them, so they never come."""
-    types = metadata.values.get("tokenizer.ggml.token_type")
-    return [token for token, kind in enumerate(types) if kind == UNUSED] if isinstance(types, tuple) else []
-
-
-def end_of_text(tokenizer: Any) -> list[int]:
-    """The id of the token that ends a text, if there is one."""
-    known = tokenizer.get_added_vocab()
-    return [known[END_OF_TEXT]] if END_OF_TEXT in known else []
 
 
 def _grouped(

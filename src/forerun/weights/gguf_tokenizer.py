@@ -9,12 +9,12 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.weights.gguf_header import GgufHeader
+from forerun.weights.gguf_qwen_tokens import COMPOSED
 
 # Ways to cut text before merging (`tokenizer.ggml.pre`) that split every digit off, then work like GPT-2.
 # transformers leaves them at plain GPT-2, which gives other tokens for two spaces before a digit.
 DIGIT_SPLITTERS = frozenset({"smollm", "starcoder", "refact", "codeshell", "command-r"})
 PLAIN_SPLITTERS = frozenset({"default", "gpt-2", "gpt2"})
-COMPOSED = frozenset({"qwen35"})  # models whose own tokenizer composes characters first; the files do not say so
 # llama.cpp puts the begin token first for these when the file does not say.
 BEGIN_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 LOADER_LEFTOVERS = ("is_local", "local_files_only", "gguf_file", "name_or_path")
