@@ -170,6 +170,23 @@ def test_tokenizer_chat_template_and_ends_come_along(tmp_path: Path, source: Pat
     assert "gguf" not in (folder / "tokenizer_config.json").read_text()
 
 
+def test_what_was_made_of_a_file_before_goes_when_it_is_made_again(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model", "llama")
+    file, other = (tiny_gguf(tmp_path / name / "a.gguf", model) for name in ("here", "there"))
+    os.utime(other, (1, 1))
+    first, beside = (convert_gguf(each, tmp_path / "home") for each in (file, other))
+    old = tmp_path / "home" / "gguf" / "a-0123456789abcdef"  # of a release that noted no path
+    old.mkdir()
+    (old / gguf_convert.MANIFEST).write_text(json.dumps({"format": 1, "source": "a.gguf", "files": {}}))
+    foreign = tmp_path / "home" / "gguf" / "mine"
+    foreign.mkdir()
+    os.utime(file, (2, 2))
+    second = convert_gguf(file, tmp_path / "home")
+    assert second != first and convert_gguf(file, tmp_path / "home") == second
+    left = {path.name for path in second.parent.iterdir()}
+    assert left == {second.name, f"{second.name}.lock", beside.name, f"{beside.name}.lock", "mine"}
+
+
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_tokens_of_qwen_are_those_of_its_own_files(tmp_path: Path, family: str) -> None:
     """Two tokens end an answer, fill-up ids never come, and characters are composed first."""

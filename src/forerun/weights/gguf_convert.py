@@ -1,7 +1,8 @@
 """GGUF files, converted once into a folder like any other model's and kept under forerun's home.
 
 The folder appears under its final name complete or not at all: it is written beside it and renamed. A lock lets one
-process convert while others wait. Its name carries the identity of the source: a changed file is converted anew.
+process convert while others wait. Its name carries the identity of the source: a changed file is converted anew, and
+what was made of it before goes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.progress import NullProgress, Progress
@@ -63,6 +65,7 @@ def _convert_once(file: Path, folder: Path, progress: Progress) -> Path:
             os.rename(work, folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
+    _remove_older(file, folder)
     return folder
 
 
@@ -82,7 +85,8 @@ def _write(file: Path, work: Path, progress: Progress) -> None:
     write_json(work / "config.json", config)
     write_json(work / "generation_config.json", generation)
     files = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
-    write_json(work / MANIFEST, {"format": FORMAT, "source": file.name, "files": files})
+    source = {"source": file.name, "path": str(file.absolute())}
+    write_json(work / MANIFEST, {"format": FORMAT, **source, "files": files})
     for path in work.iterdir():
         flush(path)
 
@@ -100,10 +104,32 @@ def _cache_name(file: Path) -> str:
 def _is_complete(folder: Path) -> bool:
     """Whether every file that was written is still there in full."""
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
+        files = _manifest(folder)["files"]
         return all((folder / name).stat().st_size == size for name, size in files.items())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, KeyError, AttributeError, TypeError):
         return False
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """What was noted when the folder was made; nothing where that cannot be read."""
+    try:
+        noted = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def _remove_older(file: Path, made: Path) -> None:
+    """Folders that were made of this file before it changed, or in a form that is not read any more.
+
+    They are as large as the model. Folders of the first two forms do not say where their source was: the name decides.
+    """
+    for folder in made.parent.iterdir():
+        noted = _manifest(folder) if folder != made else {}
+        unread = noted.get("source") == file.name and "path" not in noted
+        if unread or noted.get("path") == str(file.absolute()):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.with_name(folder.name + ".lock").unlink(missing_ok=True)
 
 
 def _check_room(folder: Path, needed: int, file: Path) -> None:
