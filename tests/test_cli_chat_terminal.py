@@ -21,7 +21,11 @@ from forerun.response import Chunk
 from forerun.serve.parsing.formats import AnswerFormat
 from forerun.serve.parsing.make import make_parser
 
-PROGRAM = "from forerun.cli.main import run; run()"
+# Tests that a shell runs in the background inherit a Ctrl-C that is ignored; a terminal's own program does not.
+PROGRAM = """
+import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
+from forerun.cli.main import run; run()
+"""
 PATIENCE = 60.0  # seconds; a busy machine takes long to import torch
 
 

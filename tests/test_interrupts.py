@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -14,13 +17,16 @@ from tiny import tiny_model
 
 import forerun
 from forerun.engine.interrupts import interrupts_held, interrupts_let_through
+from forerun.engine.ownership import Ownership
 from forerun.engine.plan import Plan
 from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up
+from forerun.language_model import Generation, LanguageModel
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import NullProgress
 
 PROMPT = [5, 6, 7, 8] * 5
+OWNERSHIP = (Ownership.__enter__.__code__, Ownership.__exit__.__code__)
 
 
 @pytest.fixture(autouse=True)
@@ -205,3 +211,54 @@ def test_the_answer_has_all_the_round_gave(tmp_path: Path, monkeypatch: pytest.M
         assert len(shown) == 3 and "".join(shown) == response.text == answer.response().text
         monkeypatch.setattr(model.engine, "_schedule", whole)
         assert "".join([*shown, *(chunk.text for chunk in answer)]) == plain.text
+
+
+def interrupted_anywhere(model: LanguageModel, watched: tuple[CodeType, ...], run: Callable[[], object]) -> int:
+    """Run it again and again, interrupted one instruction of `watched`, or of ownership for them, later each time.
+
+    Nobody owns the engine afterwards, so that commands are obeyed: what was left to be released has been.
+    """
+    interrupted, place = 0, 0
+    while interrupted == place:
+        place += 1
+        left = place
+
+        def press(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal left
+            caller = frame.f_back.f_code if frame.f_back is not None else None
+            if frame.f_code not in watched and not (frame.f_code in OWNERSHIP and caller in watched):
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                left -= 1
+                if left == 0:
+                    signal.raise_signal(signal.SIGINT)
+            return press
+
+        try:
+            sys.settrace(press)
+            run()
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(None)
+        obeyed: list[int] = []
+        model.engine.owner.post(partial(obeyed.append, place))
+        with model.engine.owner:
+            assert obeyed, f"interrupted at instruction {place}, somebody still owns the engine"
+    return interrupted
+
+
+def test_an_interrupt_around_a_round_leaves_the_engine_free(tmp_path: Path) -> None:
+    model = forerun.load(str(tiny_model(tmp_path, "llama")), max_context=500)
+    generation = model.start("hello", max_tokens=480, draft="off", raw=True)
+    step, advance = Generation._step, Generation._advance
+    assert interrupted_anywhere(model, (step.__code__, advance.__code__), lambda: next(generation)) > 50
+
+
+def test_an_interrupt_around_measurements_leaves_the_engine_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = forerun.load(str(tiny_model(tmp_path, "llama")), max_context=200)
+    monkeypatch.setattr("forerun.engine.warmup.run_every_drafter", lambda _: None)
+    assert interrupted_anywhere(model, (warm_up.__code__,), lambda: warm_up(model.engine, False, NullProgress())) > 50

@@ -186,7 +186,7 @@ class Generation:
 
     def _step(self) -> None:
         """One round of everybody, unless another thread has just run the one we wait for."""
-        with self.model.engine.owner:
+        with interrupts_held(), self.model.engine.owner:
             if not self.sequence.emissions and self.sequence.status is not Status.FINISHED:
                 self.model.engine.step()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forerun.draft.arms import SERVED
 from forerun.engine.engine import Engine
+from forerun.engine.interrupts import interrupts_held, interrupts_let_through
 from forerun.engine.request import Request
 from forerun.engine.sequence import Status
 from forerun.progress import Progress
@@ -22,14 +23,15 @@ class Silence:
 
 def warm_up(engine: Engine, filtered: bool, progress: Progress, batch: int = 1) -> None:
     """Only while nobody waits for an answer. `batch`: as many sequences as will run at once."""
-    with engine.owner:
+    with interrupts_held(), engine.owner:
         if not engine.scheduler.idle:
             return
         engine.settle()  # the round of a sequence that a stop string has ended
-        timed = engine.executor.prepare(engine.max_width, filtered, progress, batch)
-        if not engine.warm:
-            engine.warm = True
-            run_every_drafter(engine)
+        with interrupts_let_through():
+            timed = engine.executor.prepare(engine.max_width, filtered, progress, batch)
+            if not engine.warm:
+                engine.warm = True
+                run_every_drafter(engine)
         for measured in timed:
             engine.costs.learn_round(measured)
 
