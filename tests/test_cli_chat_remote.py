@@ -162,9 +162,12 @@ def test_what_goes_wrong_is_one_line(server: FakeServer) -> None:
     server.lines = b"data: {not json\n\n"
     with talker.answer(USER, GenerationOptions()) as reply, pytest.raises(ForerunError, match="the connection broke"):
         list(reply)
-    for url in ("127.0.0.1:8000", "ftp://x", "http://", "x"):
+    for url in ("127.0.0.1:8000", "ftp://x", "http://", "x", "http://x:99999", "http://x:port", "http://[::1"):
         with pytest.raises(ForerunError, match="--url"):
             RemoteTalker(url, None)
+    for key in ("clé€", "a\nb"):
+        with pytest.raises(ForerunError, match="key must be printable ASCII"):
+            RemoteTalker(server.url, key)
     with pytest.raises(ForerunError, match=r"no answer from http://127\.0\.0\.1:1"):
         RemoteTalker("http://127.0.0.1:1", None)
 
