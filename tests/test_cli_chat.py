@@ -115,6 +115,13 @@ def test_several_lines_between_quotes() -> None:
     assert asked == ["first\n  second", "one", "a\nb"]
 
 
+def test_a_line_that_is_no_text_is_refused_and_the_next_one_is_not() -> None:
+    talker = FakeTalker()
+    _, notes, session = talk(talker, "caf\udce9", "hi")
+    assert "forerun: the line is not UTF-8 text: convert it first\n" in notes
+    assert [turn["content"] for turn in session.turns] == ["hi", "yes"]
+
+
 def test_commands_change_the_session() -> None:
     talker = FakeTalker()
     lines = ("/system Be brief.", "hi", "/set temperature=0.5", "/set", "/clear", "again", "/stats", "/exit", "never")

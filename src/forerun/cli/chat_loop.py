@@ -15,6 +15,7 @@ from forerun.cli.chat_screen import (
 )
 from forerun.cli.chat_session import Again, Leave, Session
 from forerun.cli.chat_talkers import Piece
+from forerun.cli.prompt import require_unicode
 from forerun.errors import ForerunError
 
 if TYPE_CHECKING:
@@ -53,14 +54,17 @@ class ChatLoop:
 
     def _message(self) -> str:
         """One line, or the lines between two times three quotes."""
-        line = self._read("> ")
+        line = self._line("> ")
         if not line.lstrip().startswith(QUOTES):
             return line.strip()
         lines = [line.lstrip().removeprefix(QUOTES)]
         while not lines[-1].rstrip().endswith(QUOTES):
-            lines.append(self._read(". "))
+            lines.append(self._line(". "))
         lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
         return "\n".join(lines).strip("\n")
+
+    def _line(self, prompt: str) -> str:
+        return require_unicode(self._read(prompt), "the line")
 
     def _take(self, message: str) -> None:
         if message.startswith("/"):
