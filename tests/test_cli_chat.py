@@ -115,6 +115,19 @@ def test_several_lines_between_quotes() -> None:
     assert asked == ["first\n  second", "one", "a\nb"]
 
 
+def test_what_is_between_quotes_is_no_command() -> None:
+    """A message that begins with a slash could not be said at all."""
+    talker = FakeTalker()
+    _, notes, session = talk(talker, "/usr/bin is full", '"""/usr/bin is full"""')
+    assert 'there is no command /usr/bin: see /help, or put it between """' in notes
+    assert [turn["content"] for turn in session.turns] == ["/usr/bin is full", "yes"]
+
+
+def test_a_message_without_its_end_is_not_lost_silently() -> None:
+    out, notes, _ = talk(FakeTalker(), '"""one', "two")
+    assert out == "" and 'the message has no end and was not sent: end it with """' in notes
+
+
 def test_a_line_that_is_no_text_is_refused_and_the_next_one_is_not() -> None:
     talker = FakeTalker()
     _, notes, session = talk(talker, "caf\udce9", "hi")
@@ -174,6 +187,14 @@ def test_regenerating_replaces_the_last_answer() -> None:
     _, notes, session = talk(talker, "hi", "/regen")
     assert talker.asked[0] == talker.asked[1] and [turn["content"] for turn in session.turns] == ["hi", "second"]
     assert "the same text will come" in notes
+
+
+@pytest.mark.parametrize("failure", [ForerunError("the server is gone"), EarlyPress()])
+def test_an_answer_that_cannot_be_made_again_stays(failure: BaseException) -> None:
+    """It was gone, and the next message followed the user's own."""
+    talker = FakeTalker([Piece("first")], [failure], [Piece("third")])
+    *_, session = talk(talker, "hi", "/regen", "more")
+    assert [turn["content"] for turn in session.turns] == ["hi", "first", "more", "third"]
 
 
 def test_a_chat_is_saved_and_taken_up_again(tmp_path: Path) -> None:

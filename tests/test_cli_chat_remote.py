@@ -180,7 +180,7 @@ def test_the_command_line(
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n/stats\nmore\n"))
     assert main(["chat", "--url", server.url, "--temp", "0.5"]) == 0
     out, err = capsys.readouterr()
-    assert out == "Hello you\nHello you\n" and "1 answers · 7 tokens" in err and "2.50 tokens/round" in err
+    assert out == "Hello you\nHello you\n" and "1 answer · 7 tokens" in err and "2.50 tokens/round" in err
     assert [message["content"] for message in server.bodies[1]["messages"]] == ["hi", "Hello you", "more"]
     for more in (["smollm2"], ["--device", "cpu"], ["--max-context", "9"]):
         assert main(["chat", "--url", server.url, *more]) == 2

@@ -65,7 +65,8 @@ class Totals:
 
     def line(self) -> str:
         rate = f" · {self.timed / self.seconds:.1f} tok/s" if self.seconds else ""
-        return f"{self.answers} answers · {self.tokens} tokens{rate} · {self.saved:.1f} s saved"
+        answers = f"{self.answers} answer{'' if self.answers == 1 else 's'}"
+        return f"{answers} · {self.tokens} tokens{rate} · {self.saved:.1f} s saved"
 
 
 @dataclass(slots=True)
@@ -121,7 +122,7 @@ class Session:
             "quit": self._leave,
         }
         if word not in commands:
-            raise ForerunError(f"there is no command /{word}: see /help")
+            raise ForerunError(f'there is no command /{word}: see /help, or put it between """ to say it to the model')
         return commands[word](rest.strip())
 
     def _save(self, name: str) -> str:
@@ -164,8 +165,6 @@ class Session:
     def _regenerate(self, _: str) -> str | None:
         if not self.turns:
             raise ForerunError("there is nothing to answer yet")
-        if self.turns[-1]["role"] == "assistant":
-            self.turns.pop()
         raise Again
 
     def _stats(self, _: str) -> str:
