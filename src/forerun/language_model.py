@@ -67,7 +67,7 @@ class LanguageModel:
         if reader is None:
             check_no_places(self.media, tokens)
         # The kind of work is guessed before placeholders are repeated: they would look like a text that repeats itself.
-        kind = kind_of(tokens, self._text(prompt)) if options.draft == "auto" else ""
+        kind = kind_of(tokens, self._text(prompt, tokens)) if options.draft == "auto" else ""
         read = reader.read(tokens, parts) if reader is not None else None
         tokens = tokens if read is None else read.ids
         draft = options.draft
@@ -90,13 +90,13 @@ class LanguageModel:
         with interrupts_held():  # nobody else would release it
             return Generation(self, self.engine.submit(request, text), text, progress or NullProgress())
 
-    def _text(self, prompt: Prompt) -> str:
-        """What a prompt says, in whatever form it came."""
+    def _text(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+        """What a prompt says, in whatever form it came; `tokens` are its ids."""
         if isinstance(prompt, str):
             return prompt
         if isinstance(prompt[0], Mapping):
             return "\n".join(text_of(message["content"]) for message in prompt if isinstance(message, Mapping))
-        return str(self.tokenizer.decode(prompt))
+        return str(self.tokenizer.decode(tokens))
 
     def response(self, sequence: Running, text: str) -> Response:
         """What a sequence has given so far, and what it took."""
