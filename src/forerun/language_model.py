@@ -19,7 +19,7 @@ from forerun.errors import ForerunError
 from forerun.media.messages import split_prompt
 from forerun.media.parts import MediaReader
 from forerun.media.reading import check_no_places, checked_reader
-from forerun.options import GenerationOptions
+from forerun.options import GenerationOptions, whole_number
 from forerun.policy.cost_file import CostFile
 from forerun.policy.costs import CostTable
 from forerun.policy.kinds import kind_of
@@ -35,7 +35,7 @@ Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 WORTH_MEASURING = 32  # tokens of an answer before which it does not pay to measure the drafters first
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class LanguageModel:
     """What `forerun.load` returns. Use it with `forerun.generate` and `forerun.stream`."""
 
@@ -54,6 +54,11 @@ class LanguageModel:
     cost_file: CostFile | None = None  # where what rounds cost is kept for the next run
     drafter_labels: dict[str, str] = field(default_factory=dict)  # what each drafter is, in a few words
     media: MediaReader | None = None  # None: it reads text only
+
+    def __repr__(self) -> str:
+        """One line: a notebook shows what stands last in a cell."""
+        family, machine = self.engine.model.config.family, self.machine
+        return f"<LanguageModel {self.name}: {family}, {machine.describe()} on {machine.device}>"
 
     def start(self, prompt: Prompt, *, progress: Progress | None = None, **given: Any) -> Generation:
         """Queue a request; `given` are `GenerationOptions`."""
@@ -219,8 +224,11 @@ class Generation:
 
         The text of its last chunk was held back until then: it is taken back, and comes again with the next tokens.
         """
+        more = whole_number("max_tokens", max_tokens)
+        if more is None or more < 1:
+            raise ForerunError(f"max_tokens must be a whole number from 1 up, not {max_tokens!r}")
         with interrupts_held():
-            self.model.engine.resume(self.sequence, max_tokens)
+            self.model.engine.resume(self.sequence, more)
             if self._ended:
                 self._text.pop()
             self._ended = False

@@ -31,8 +31,10 @@ from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
 from forerun.media.loading import media_reader, media_weights
 from forerun.models.families import build
+from forerun.models.gemma4_assistant import POSITIONS
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
+from forerun.options import whole_number
 from forerun.policy.cost_file import CostFile, machine_facts
 from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress, Progress
@@ -52,13 +54,13 @@ PROBED_PAGES = 4  # the probe runs two sequences, one of them over the border of
 
 
 def load_model(
-    model: str = "smollm2",
+    model: str | Path = "smollm2",
     *,
     device: str = "auto",
     dtype: str = "auto",
     quantize: str = "auto",
     max_context: int | None = None,
-    draft_model: str | None = None,
+    draft_model: str | Path | None = None,
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
     progress: Progress | None = None,
@@ -66,6 +68,12 @@ def load_model(
     """See `forerun.load`."""
     began = time.perf_counter()
     progress = progress or NullProgress()
+    model = name_or_path("the model", model)
+    draft_model = None if draft_model is None else name_or_path("draft_model", draft_model)
+    head = None if head is None else name_or_path("head", head)
+    max_context = whole_number("max_context", max_context)
+    if assistant_position not in POSITIONS:
+        raise ForerunError(f"the assistant's position must be {' or '.join(POSITIONS)}, not {assistant_position!r}")
     machine = plan_machine(device, dtype, quantize)
     folder = find(model, progress=progress)
     with ThreadPoolExecutor(1) as beside:  # importing transformers takes as long as packing and probing
@@ -126,6 +134,13 @@ def load_model(
     )
 
 
+def name_or_path(what: str, given: object) -> str:
+    """As text: what was typed, or a path of pathlib's."""
+    if not given or not isinstance(given, str | Path):
+        raise ForerunError(f"{what} must be a name or a path, not {given!r}")
+    return str(given)
+
+
 def load_decoder(folder: Path, machine: Machine, progress: Progress) -> Decoder:
     """Read a checkpoint folder and pack its weights for the machine."""
     return build(open_checkpoint(folder), machine.kernels, machine.device, machine.dtype, progress)
@@ -181,7 +196,7 @@ class LoadedHead:
     label: str = "the model's own MTP head"
 
 
-def load_head(wish: str | Path | None, checkpoint: Checkpoint, decoder: Decoder, vocab: int) -> LoadedHead:
+def load_head(wish: str | None, checkpoint: Checkpoint, decoder: Decoder, vocab: int) -> LoadedHead:
     """The head in the folder `wish`; for "auto" the model's own or a packaged one. A broken one is reported."""
     if wish is None:
         return LoadedHead(None, "the model was loaded without a head (head=None)")

@@ -82,8 +82,8 @@ class GenerationOptions:
         _require("suppress", "several token ids", self.suppress, _is_several(self.suppress))
         texts = isinstance(self.stop, str) or (_is_several(self.stop) and all(isinstance(t, str) for t in self.stops))
         _require("stop", "a text or several", self.stop, texts)
-        object.__setattr__(self, "max_tokens", _whole_number("max_tokens", self.max_tokens, None))
-        object.__setattr__(self, "draft_tokens", _whole_number("draft_tokens", self.draft_tokens, "auto"))
+        object.__setattr__(self, "max_tokens", whole_number("max_tokens", self.max_tokens))
+        object.__setattr__(self, "draft_tokens", whole_number("draft_tokens", self.draft_tokens, "auto"))
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> GenerationOptions:
@@ -131,8 +131,8 @@ def _is_several(value: object) -> bool:
     return value is None or (isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping))
 
 
-def _whole_number(name: str, value: Any, other: str | None) -> Any:
-    """An int of whatever counts as one, numpy's among them; `other` is what may be there instead."""
+def whole_number(name: str, value: Any, other: str | None = None) -> Any:
+    """An int of whatever counts as one, numpy's among them; None and `other` stay what they are."""
     if value is None or value == other:
         return value
     try:
