@@ -28,6 +28,7 @@ from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
 from forerun.weights.folder import INDEX, SINGLE, flush, write_json
 from forerun.weights.gguf_convert import MANIFEST
+from forerun.weights.home import expanded
 
 SHARD = 4 * 10**9  # bytes of a weight file
 SIDE_FILES = (".json", ".txt", ".jinja", ".model", ".md")  # tokenizer, templates, licence
@@ -57,7 +58,7 @@ def convert(source: str, target: Path, *, quantize: str = "none", progress: Prog
     if quantize not in ("none", "int8"):
         raise ForerunError(f"quantize must be none or int8, not {quantize!r}")
     progress = progress or NullProgress()
-    target = target.expanduser().absolute()
+    target = expanded(target).absolute()
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ForerunError(f"{target} exists and is not an empty folder: name a new one")

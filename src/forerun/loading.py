@@ -43,7 +43,7 @@ from forerun.weights.find import find
 from forerun.weights.fingerprint import fingerprint
 from forerun.weights.generation_config import generation_defaults
 from forerun.weights.heads import find_head
-from forerun.weights.home import forerun_home
+from forerun.weights.home import expanded, forerun_home
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 PAGE = 64  # tokens per page
@@ -125,7 +125,7 @@ def load_model(
         machine=machine,
         probe=result,
         load_seconds=time.perf_counter() - began,
-        name=Path(model).name if Path(model).expanduser().exists() else model,
+        name=Path(model).name if expanded(model).exists() else model,
         generation_defaults=generation_defaults(folder),
         head_warnings=heads.warnings + assistant.warnings,
         cost_file=cost_file,
@@ -200,7 +200,7 @@ def load_head(wish: str | None, checkpoint: Checkpoint, decoder: Decoder, vocab:
     """The head in the folder `wish`; for "auto" the model's own or a packaged one. A broken one is reported."""
     if wish is None:
         return LoadedHead(None, "the model was loaded without a head (head=None)")
-    folder = None if wish == "auto" else Path(wish).expanduser()
+    folder = None if wish == "auto" else expanded(wish)
     if folder is not None and not folder.is_dir():
         raise ForerunError(f"the MTP head {folder} is not a folder")
     try:

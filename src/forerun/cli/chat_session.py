@@ -14,6 +14,7 @@ from forerun.cli.generation_flags import parse_option
 from forerun.errors import ForerunError
 from forerun.media.parts import Kind
 from forerun.options import GenerationOptions
+from forerun.weights.home import expanded
 
 FORMAT = "forerun-chat"
 ROLES = ("system", "user", "assistant")
@@ -196,7 +197,7 @@ class Session:
 def _file(name: str, command: str) -> Path:
     if not name:
         raise ForerunError(f"{command} needs the name of a file")
-    return Path(name).expanduser()
+    return expanded(name)
 
 
 def _changed(options: GenerationOptions) -> dict[str, Any]:
