@@ -335,6 +335,38 @@ def test_mistakes_are_one_line(
     assert word in error.splitlines()[-1]
 
 
+def test_a_head_does_not_overwrite_a_model(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--out with the model's own folder replaced its config.json and its README."""
+    before = {file: file.read_bytes() for file in model.iterdir()}
+    (tmp_path / "file").touch()
+    command = ["train-head", str(model), "--device", "cpu", "--steps", "1", "--prompts", str(prompts), "--out"]
+    for more, word in (
+        ([str(model), "--work", str(tmp_path / "work")], "holds other files than a head's"),
+        ([str(tmp_path / "file"), "--work", str(tmp_path / "work")], "name another folder"),
+        ([str(tmp_path / "head"), "--work", str(tmp_path / "file")], "name another folder"),
+    ):
+        assert main(command + more) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert word in line
+    assert {file: file.read_bytes() for file in model.iterdir()} == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_training_goes_on_without_room_for_checkpoints(
+    model: Path, prompts: Path, questions: Path, tmp_path: Path
+) -> None:
+    """It ended in torch's words about positions in a file, and all of its minutes were lost."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/checkpoint.part").symlink_to("/dev/full")
+    lines: list[str] = []
+    settings = replace(SMALL, steps=2)
+    train(model, tmp_path / "head", settings, prompts, questions, work=tmp_path / "work", log=lines.append)
+    assert any("no checkpoint could be written" in line and "No space left" in line for line in lines)
+    assert weights_of(tmp_path / "head")
+
+
 def test_the_command_reads_several_files_and_says_how_wide_they_are(
     model: Path, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.errors import ForerunError
@@ -26,7 +25,7 @@ from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
 from forerun.weights.config import OWN_METHOD
 from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
-from forerun.weights.folder import INDEX, SINGLE, flush, write_json
+from forerun.weights.folder import INDEX, SINGLE, flush, save_tensors, write_json
 from forerun.weights.gguf_convert import MANIFEST
 from forerun.weights.home import expanded
 
@@ -133,7 +132,7 @@ def write_weights(checkpoint: Checkpoint, plan: Plan, work: Path, rounded: bool,
     def write_shard() -> None:
         nonlocal files, held
         files += 1
-        save_file(shard, work / f"{files}.part", metadata={"format": "pt"})
+        save_tensors(shard, work / f"{files}.part")
         places.update(dict.fromkeys(shard, files))
         shard.clear()
         held = 0

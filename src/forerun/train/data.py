@@ -21,6 +21,7 @@ from forerun.train.prompts.prompt import Prompt, text_of
 from forerun.train.prompts.survey import nearly, survey
 from forerun.train.settings import Settings
 from forerun.train.target import Target
+from forerun.weights.folder import save_tensors
 
 SELF_WRITTEN = 0.25  # of the first turns
 FIRST_TURNS = 0.65  # of all prompts; the rest goes on from their answers
@@ -199,8 +200,6 @@ class Writer:
 
 def save_answers(file: Path, answers: Iterable[Answer]) -> None:
     """All answers in one file of plain tensors."""
-    from safetensors.torch import save_file
-
     answers = list(answers)
     file.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -209,7 +208,7 @@ def save_answers(file: Path, answers: Iterable[Answer]) -> None:
         "answers": torch.tensor([len(answer.answer) for answer in answers]),
         "heats": torch.tensor([answer.temperature for answer in answers]),
     }
-    save_file(tensors, file)
+    save_tensors(tensors, file)
 
 
 def load_answers(file: Path) -> list[Answer]:

@@ -33,6 +33,7 @@ from forerun.train.store import FeatureStore
 from forerun.train.target import Target, load_target
 from forerun.train.vocabulary import token_frequency, vocabulary_order
 from forerun.weights.find import find
+from forerun.weights.heads import WEIGHTS
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 ANSWERS, CHECKPOINT, RECIPE = "answers.safetensors", "checkpoint.pt", "recipe.json"
@@ -68,6 +69,7 @@ def train_head(
         torch.set_float32_matmul_precision("high")  # products of bfloat16 values: nothing is lost
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape
     work = work or out.with_name(out.name + ".work")
+    _make_folders(out, work)
     folder = find(model, progress=progress)
     target = load_target(folder, where)
     start = load_start(target, settings, log)
@@ -136,6 +138,18 @@ def train_head(
     return report
 
 
+def _make_folders(out: Path, work: Path) -> None:
+    """Where nothing can be written, or something else would be overwritten, is found out before a head is trained."""
+    for flag, folder in (("--out", out), ("--work", work)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ForerunError(f"{flag} {folder}: {error.strerror}; name another folder") from error
+    held = [file.name for file in out.iterdir()]
+    if held and not any(name.startswith(WEIGHTS) for name in held):
+        raise ForerunError(f"--out {out} holds other files than a head's: name a new folder")
+
+
 def pick_device(name: str) -> torch.device:
     """`auto`: a CUDA device when there is one."""
     if name == "auto":
@@ -182,10 +196,9 @@ def _check_recipe(work: Path, chosen: dict[str, Any]) -> None:
     """Refuses to go on with other settings or data than the run began with."""
     recipe = json.dumps(chosen, sort_keys=True, indent=1)
     file = work / RECIPE
-    begun = work.is_dir() and any(path.name != RECIPE for path in work.iterdir())  # a recipe alone protects nothing
+    begun = any(path.name != RECIPE for path in work.iterdir())  # a recipe alone protects nothing
     if begun and file.is_file() and file.read_text(encoding="utf-8") != recipe:
         raise ForerunError(f"{work} holds a run with other settings or data: delete it, or give another --work folder")
-    work.mkdir(parents=True, exist_ok=True)
     file.write_text(recipe, encoding="utf-8")
 
 
