@@ -39,7 +39,9 @@ def bench(
     ] = None,
     temperature: Annotated[
         list[float] | None,
-        typer.Option("--temperature", "--temp", help="Repeatable; default: 0 and 0.8.", rich_help_panel=WORK_PANEL),
+        typer.Option(
+            "--temperature", "--temp", help="Repeatable; default: 0 and 0.8, with --url 0.", rich_help_panel=WORK_PANEL
+        ),
     ] = None,
     url: Annotated[
         str | None,
