@@ -14,7 +14,7 @@ from rich.console import Console
 import forerun
 from forerun.cli.chat_loop import ChatLoop
 from forerun.cli.chat_screen import MarkdownScreen, clean, outcome_line, split_finished
-from forerun.cli.chat_session import Session
+from forerun.cli.chat_session import Session, Totals
 from forerun.cli.chat_talkers import Message, Outcome, Piece
 from forerun.cli.main import main
 from forerun.errors import ForerunError
@@ -212,6 +212,15 @@ def test_a_chat_is_saved_and_taken_up_again(tmp_path: Path) -> None:
     assert "there is no option 'no_such'" in talk(FakeTalker(), f"/load {file}")[1]
 
 
+@pytest.mark.parametrize("options", [{"logit_bias": {"x": 1}}, {"max_tokens": "x"}, {"stop": 5}, {"suppress": 5}])
+def test_a_saved_chat_with_odd_options_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    """They ended the chat in a traceback, at once or with the next message."""
+    file = tmp_path / "chat"
+    file.write_text(json.dumps({"format": "forerun-chat", "messages": [], "options": options}))
+    _, notes, session = talk(FakeTalker(), f"/load {file}")
+    assert f"{next(iter(options))} must" in notes and session.options == GenerationOptions()
+
+
 def test_ctrl_c_stops_the_answer_and_keeps_what_came() -> None:
     talker = FakeTalker([Piece("so far"), KeyboardInterrupt()], [Piece("next")])
     out, notes, session = talk(talker, "hi", "go on")
@@ -289,6 +298,12 @@ def test_thoughts_are_not_part_of_the_answer() -> None:
     out, _, session = talk(talker, "hi")
     assert out == "Yes.\n" and session.turns[-1]["content"] == "Yes."
     assert "hm" in talk(FakeTalker([Piece("hm", thought=True), Piece("Yes.")]), "hi", terminal=True)[0]
+
+
+def test_time_that_was_lost_is_called_so() -> None:
+    totals = Totals()
+    totals.add(Outcome(tokens=3, seconds_saved=-0.25))
+    assert totals.line() == "1 answer · 3 tokens · 0.2 s lost"
 
 
 def test_the_closing_line() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.cli.chat_media import attached_part, is_kept_content
-from forerun.cli.chat_talkers import Message, Outcome, Talker
+from forerun.cli.chat_talkers import Message, Outcome, Talker, saved_seconds
 from forerun.cli.generation_flags import parse_option
 from forerun.errors import ForerunError
 from forerun.media.parts import Kind
@@ -67,7 +67,7 @@ class Totals:
     def line(self) -> str:
         rate = f" · {self.timed / self.seconds:.1f} tok/s" if self.seconds else ""
         answers = f"{self.answers} answer{'' if self.answers == 1 else 's'}"
-        return f"{answers} · {self.tokens} tokens{rate} · {self.saved:.1f} s saved"
+        return f"{answers} · {self.tokens} tokens{rate} · {saved_seconds(self.saved)}"
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Session:
             kept = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ForerunError(f"cannot read {file}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ForerunError(f"{file} is not JSON: {error}") from error
         turns, system = _checked_turns(kept, file), kept.get("system")
         if system is not None and not isinstance(system, str):
@@ -149,7 +149,7 @@ class Session:
         given = kept.get("options") or {}
         if not isinstance(given, dict):
             raise ForerunError(f"{file}: options must be an object")
-        options = GenerationOptions.of(_read_options(given))
+        options = GenerationOptions.of(_read_options(given, file))
         self.talker.check(options)
         self.turns, self.system, self.options, self.attached = turns, system, options, []
         return f"{len(turns)} messages from {file}"
@@ -207,10 +207,13 @@ def _changed(options: GenerationOptions) -> dict[str, Any]:
     return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in changed.items()}
 
 
-def _read_options(given: dict[str, Any]) -> dict[str, Any]:
-    """JSON has texts for keys and no sets."""
+def _read_options(given: dict[str, Any], file: Path) -> dict[str, Any]:
+    """JSON has texts for keys."""
     if isinstance(given.get("logit_bias"), dict):
-        given = given | {"logit_bias": {int(token): bias for token, bias in given["logit_bias"].items()}}
+        try:
+            given = given | {"logit_bias": {int(token): bias for token, bias in given["logit_bias"].items()}}
+        except ValueError:
+            raise ForerunError(f"{file}: logit_bias must have token ids for keys") from None
     return given
 
 
