@@ -19,6 +19,7 @@ import numpy as np
 from forerun.bench.http_client import Address
 from forerun.bench.statistics import Interval, median
 from forerun.bench.workloads import Workload, load_workloads
+from forerun.errors import ForerunError
 from forerun.progress import Progress
 
 ARMS = ("off", "auto")
@@ -102,6 +103,14 @@ class LoadCell:
         """Percentiles of the seconds per token after the first, answer by answer."""
         each = [sum(answer.gaps) / (answer.tokens - 1) for _, answer in self.answers if answer.tokens > 1]
         return _percentiles(each)
+
+
+def parse_clients(text: str) -> list[int]:
+    """`1,4,16` → `[1, 4, 16]`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
+        raise ForerunError(f"--clients {text}: give numbers from 1 to 1024 with commas, for example 1,4,16")
+    return list(dict.fromkeys(map(int, parts)))
 
 
 def make_jobs(workloads: Sequence[Workload], temperature: float, clients: int, full: bool) -> list[Job]:

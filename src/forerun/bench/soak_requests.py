@@ -12,8 +12,8 @@ from typing import Any
 from forerun.bench.http_client import Address, HttpError
 from forerun.bench.http_load import CHAT
 from forerun.bench.workloads import load_workloads
+from forerun.draft.arms import DRAFT_CHOICES
 
-ARMS = ("auto", "off", "lookup", "mtp")
 SHORTEST, LONGEST = 8, 48  # tokens of an answer
 SCHEMA = {
     "type": "object",
@@ -105,7 +105,7 @@ async def answer(server: Address, request: SoakRequest, arm: str, stream: bool, 
 async def known_arms(server: Address, request: SoakRequest) -> list[str]:
     """Ways to draft that the model has."""
     known = []
-    for arm in ARMS:
+    for arm in DRAFT_CHOICES:
         try:
             await answer(server, request, arm, False, None)
             known.append(arm)

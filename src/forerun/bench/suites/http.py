@@ -13,7 +13,18 @@ from typing import Any
 import forerun
 from forerun.bench.child_server import ChildServer
 from forerun.bench.http_client import Address
-from forerun.bench.http_load import ARMS, Answer, Job, LoadCell, ask, closed_loop, compare, make_jobs, to_data
+from forerun.bench.http_load import (
+    ARMS,
+    Answer,
+    Job,
+    LoadCell,
+    ask,
+    closed_loop,
+    compare,
+    make_jobs,
+    parse_clients,
+    to_data,
+)
 from forerun.bench.statistics import Interval, median
 from forerun.bench.workloads import load_workloads
 from forerun.engine.sequence import Status
@@ -29,11 +40,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 def measure(options: Namespace) -> dict[str, Any]:
     """Engine and server in turns, arm by arm. `overhead` is the share of the engine's own rate that serving takes."""
+    numbers = parse_clients(options.clients)
     model = forerun.load(options.model)
     cells: list[LoadCell] = []
     results: list[dict[str, Any]] = []
     with ChildServer(options.model) as server:
-        for clients in map(int, options.clients.split(",")):
+        for clients in numbers:
             jobs = make_jobs(load_workloads(), 0.0, clients, full=False)
             row = {arm: LoadCell(clients, arm, 0.0) for arm in ARMS}
             alone: dict[str, list[float]] = defaultdict(list)
