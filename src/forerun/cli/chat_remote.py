@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -94,7 +93,7 @@ class RemoteReply:
     def __init__(self, response: HTTPResponse) -> None:
         self._response = response
         self._summary: dict[str, Any] = {}
-        self._pieces, self._cut, self._began = 0, False, 0.0
+        self._pieces, self._cut = 0, False
 
     def __iter__(self) -> Iterator[Piece]:
         for event in events(self._response):
@@ -106,7 +105,6 @@ class RemoteReply:
             for choice in event.get("choices") or ():
                 self._cut = self._cut or choice.get("finish_reason") == "length"
                 for piece in pieces(choice):
-                    self._began = self._began or time.perf_counter()
                     self._pieces += 1
                     yield piece
 

@@ -95,9 +95,9 @@ def train_head(
     quiet: Quiet = False,
 ) -> None:
     """Train a head on answers the model writes itself. Run it again to go on after an interruption."""
-    for name, value in (("--count", count), ("--steps", steps), ("--intermediate", intermediate)):
+    counts = {"--count": count, "--answer-tokens": answer_tokens, "--steps": steps, "--intermediate": intermediate}
+    for name, value in counts.items():
         require_positive(name, value)
-    require_positive("--answer-tokens", answer_tokens)
     if minutes is not None and not minutes > 0:
         raise ForerunError("--minutes must be above 0")
     if rate is not None and not 0 < rate < 1:
