@@ -118,7 +118,7 @@ def make_jobs(workloads: Sequence[Workload], temperature: float, clients: int, f
     wanted = max(LEAST_JOBS, JOBS_PER_CLIENT * clients)
     samples = workloads if full else [workload.sample(-(-wanted // len(workloads))) for workload in workloads]
     jobs = [
-        (number, Job(prompt.id, _messages(prompt.content), workload.answer_tokens, temperature, number))
+        (number, Job(prompt.id, prompt.messages, workload.answer_tokens, temperature, number))
         for workload in samples
         for number, prompt in enumerate(workload.prompts)
     ]
@@ -210,9 +210,9 @@ def to_data(cells: Sequence[LoadCell]) -> list[dict[str, Any]]:
             "temperature": cell.temperature,
             "tokens_per_second": cell.tokens_per_second,
             "ratio": None if cell.ratio is None else cell.ratio.value,
-            "first_token_seconds": dict(zip(("p50", "p90", "p99"), cell.first, strict=True)),
-            "inter_token_seconds": dict(zip(("p50", "p90", "p99"), cell.gaps, strict=True)),
-            "seconds_per_token": dict(zip(("p50", "p90", "p99"), cell.per_token, strict=True)),
+            "first_token_seconds": _named(cell.first),
+            "inter_token_seconds": _named(cell.gaps),
+            "seconds_per_token": _named(cell.per_token),
             "equal": cell.equal,
             "total": cell.total,
         }
@@ -220,8 +220,8 @@ def to_data(cells: Sequence[LoadCell]) -> list[dict[str, Any]]:
     ]
 
 
-def _messages(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"role": "user", "content": content}] if isinstance(content, str) else content
+def _named(percentiles: Sequence[float]) -> dict[str, float]:
+    return {f"p{share}": value for share, value in zip(PERCENTILES, percentiles, strict=True)}
 
 
 def _percentiles(values: Sequence[float]) -> list[float]:

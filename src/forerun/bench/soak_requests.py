@@ -74,8 +74,7 @@ def make_requests(count: int, seed: int) -> list[SoakRequest]:
     requests = []
     for number in range(count):
         kind = list(KINDS)[number % len(KINDS)]
-        content = dice.choice(prompts).content
-        messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+        messages = dice.choice(prompts).messages
         tokens = LONGEST if kind in ("json", "tool") else dice.randint(SHORTEST, LONGEST)
         body = {"messages": messages, "max_completion_tokens": tokens, "seed": number, **KINDS[kind]}
         requests.append(SoakRequest(kind, body))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forerun.errors import ForerunError
 from forerun.progress import NullProgress, Progress
+from forerun.text.chat import encode_prompt
 from forerun.train.card import model_card
 from forerun.train.chain import fused_chain, fused_works, plain_chain
 from forerun.train.data import Writer, load_answers, save_answers
@@ -36,7 +37,7 @@ from forerun.weights.find import find
 from forerun.weights.heads import WEIGHTS
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
-ANSWERS, CHECKPOINT, RECIPE = "answers.safetensors", "checkpoint.pt", "recipe.json"
+ANSWERS, SOURCES, CHECKPOINT, RECIPE = "answers.safetensors", "sources.json", "checkpoint.pt", "recipe.json"
 GENERATION_SHARE = 0.85  # of the time for data; reading the features takes the rest
 FEATURE_SHARE = 0.68  # of the GPU memory that nobody else uses
 CPU_FEATURE_BYTES = 4 << 30
@@ -210,7 +211,7 @@ def _askable(questions: Sequence[Question], encoder: Encoder, most: int, log: Ca
     found = []
     for question in questions:
         try:
-            ids = encoder.encode_one(question.prompt)
+            ids = encode_prompt(encoder.tokenizer, question.prompt)
         except ForerunError:
             continue
         if len(ids) <= most:
@@ -241,7 +242,7 @@ def _answers(
     if file.is_file():
         answers = load_answers(file)
         log(f"{len(answers)} answers found in {work}")
-        return answers, json.loads((work / "sources.json").read_text(encoding="utf-8"))
+        return answers, json.loads((work / SOURCES).read_text(encoding="utf-8"))
     room = settings.feature_bytes or _feature_bytes(target.device)
     limit = room // FeatureStore.bytes_per_token(target, taps)
     writer = Writer(
@@ -255,9 +256,10 @@ def _answers(
         raise ForerunError("the model wrote no usable answers in the time given: give it more minutes or other prompts")
     if target.device.type == "cuda":
         torch.cuda.empty_cache()
-    (work / "sources.json").write_text(json.dumps(writer.sources.counts), encoding="utf-8")
+    sources = dict(writer.sources)
+    (work / SOURCES).write_text(json.dumps(sources), encoding="utf-8")
     save_answers(file, writer.answers)
-    return writer.answers, writer.sources.counts
+    return writer.answers, sources
 
 
 def _feature_bytes(device: torch.device) -> int:

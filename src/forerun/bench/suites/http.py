@@ -15,7 +15,6 @@ from forerun.bench.child_server import ChildServer
 from forerun.bench.http_client import Address
 from forerun.bench.http_load import (
     ARMS,
-    Answer,
     Job,
     LoadCell,
     ask,
@@ -80,7 +79,7 @@ def run_server(server: ChildServer, jobs: Sequence[Job], clients: int, cell: Loa
     before = server.loop_seconds() + time.process_time()
     answers, seconds = asyncio.run(closed_loop(jobs, clients, partial(ask, server.address, arm=cell.arm)))
     taken = server.loop_seconds() + time.process_time() - before
-    cell.rates.append(tokens_of([answer for _, answer in answers]) / seconds)
+    cell.rates.append(sum(answer.tokens for _, answer in answers) / seconds)
     cell.answers += answers
     return taken / seconds
 
@@ -136,8 +135,3 @@ def report_line(line: dict[str, Any]) -> str:
         f"served {line['served_tokens_per_second']:.1f} tok/s, {overhead}{ratio}, "
         f"{100 * line['core_share']:.1f} % of a core beside the engine"
     )
-
-
-def tokens_of(answers: Sequence[Answer]) -> int:
-    """Of all of them."""
-    return sum(answer.tokens for answer in answers)
