@@ -320,6 +320,9 @@ def test_answers_of_a_batch_equal_those_of_the_model_alone(model: Path) -> None:
     ("argv", "word"),
     [
         (["--minutes", "-1"], "--minutes"),
+        (["--minutes", "inf"], "--minutes"),
+        (["--seed", "-1"], "--seed -1: give a whole number from 0 to 4294967295"),
+        (["--seed", "9999999999"], "--seed"),
         (["--draft-vocab", "some"], "--draft-vocab"),
         (["--taps", "1,x"], "--taps"),
         (["--device", "abacus"], "abacus"),
