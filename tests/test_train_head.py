@@ -328,6 +328,8 @@ def test_answers_of_a_batch_equal_those_of_the_model_alone(model: Path) -> None:
         (["--device", "abacus"], "abacus"),
         (["--prompts", "nowhere.txt", "--steps", "1"], "nowhere.txt"),
         (["--taps", "1,99", "--steps", "1"], "layers 0 to 2"),
+        (["--texts", "nowhere", "--steps", "1"], "nowhere holds no texts"),
+        (["--texts", "nowhere", "--prompts", "nowhere.txt", "--steps", "1"], "--texts is for the built-in prompts"),
     ],
 )
 def test_mistakes_are_one_line(

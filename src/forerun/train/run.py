@@ -24,6 +24,7 @@ from forerun.train.figures import Asked, measure, rate_with_ids
 from forerun.train.generate import Answer
 from forerun.train.head import Head
 from forerun.train.loop import Record, Trainer
+from forerun.train.prompts.documents import folder_paragraphs
 from forerun.train.prompts.overlap import Overlap
 from forerun.train.prompts.prompt import text_of
 from forerun.train.prompts.questions import Question, read_evaluation
@@ -69,6 +70,10 @@ def train_head(
     if where.type == "cuda":
         torch.set_float32_matmul_precision("high")  # products of bfloat16 values: nothing is lost
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape
+    if texts is not None and prompts:
+        raise ForerunError("--texts is for the built-in prompts: drop it, or drop --prompts")
+    if texts is not None:
+        folder_paragraphs(texts)  # what holds none is refused before a model is loaded for it
     work = work or out.with_name(out.name + ".work")
     _make_folders(out, work)
     folder = find(model, progress=progress)
