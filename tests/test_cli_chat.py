@@ -300,6 +300,11 @@ def test_thoughts_are_not_part_of_the_answer() -> None:
     assert "hm" in talk(FakeTalker([Piece("hm", thought=True), Piece("Yes.")]), "hi", terminal=True)[0]
 
 
+def test_ctrl_d_leaves_the_shell_a_line_of_its_own() -> None:
+    assert talk(FakeTalker(), terminal=True)[1] == "\n" and talk(FakeTalker())[1] == ""
+    assert talk(FakeTalker(), "/exit", terminal=True)[1] == ""
+
+
 def test_time_that_was_lost_is_called_so() -> None:
     totals = Totals()
     totals.add(Outcome(tokens=3, seconds_saved=-0.25))

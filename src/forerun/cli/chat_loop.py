@@ -44,7 +44,11 @@ class ChatLoop:
                     self._obey(message)
                 elif message:
                     self._say(message)
-            except (EOFError, Leave):
+            except Leave:
+                return
+            except EOFError:
+                if self._notes.is_terminal:
+                    self._notes.print()  # the shell's prompt would stand behind ours
                 return
             except KeyboardInterrupt:
                 if self._pressed:
