@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from forerun.bench import plot, runner
 from forerun.bench.__main__ import main as run_suite
 from forerun.bench.peers import PEERS, LlamaCppPeer, TransformersPeer, gguf_file, load_peer
 from forerun.bench.report import against_best, print_report, row, summary, to_data
-from forerun.bench.runner import PLAIN, Cell, Run, Runner
+from forerun.bench.runner import PLAIN, Cell, Run, Runner, arms_of
 from forerun.bench.statistics import Turns, geometric_mean, median
 from forerun.bench.suites import engine, mtp, work
 from forerun.bench.workloads import ANSWER_TOKENS, Prompt, Workload, load_workloads
@@ -123,6 +123,14 @@ def test_auto_is_set_beside_the_best_single_arm_prompt_by_prompt() -> None:
     losing = [arm("lookup", [0.9] * 3), arm("auto", [0.99] * 3)]
     assert against_best(losing) == "auto over the best single arm: edit 0.99 (0.99–0.99) plain"
     assert against_best([arm("lookup", [2.0] * 3)]) is None
+
+
+def test_every_drafter_that_is_loaded_is_an_arm() -> None:
+    """Gemma 4's assistants were left out."""
+    model: Any = SimpleNamespace(engine=SimpleNamespace(drafters={"assistant": None, "lookup": None}))
+    assert arms_of(model) == {name: {"draft": name} for name in ("lookup", "assistant", "auto")}
+    cells = [Cell("edit", name, 0.0, [Run([1, 2], 0.5, 0.7)], [2.0], [2.0], 1) for name in ("assistant", "auto")]
+    assert against_best(cells) == "auto over the best single arm: edit 1.00 (1.00–1.00) assistant"
 
 
 def test_data_has_exactly_the_documented_fields() -> None:
@@ -291,6 +299,14 @@ def test_an_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         run_suite(["poems"])
     assert "invalid choice: 'poems'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--model", "nowhere"], ["--clients", "1,many"]])
+def test_mistakes_in_a_suite_are_one_line(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_suite(["http", *options])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and out == "" and err.count("\n") == 1 and options[1] in err
 
 
 def test_the_engine_suite_ends_with_its_figures_as_json(

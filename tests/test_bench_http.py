@@ -110,8 +110,25 @@ def test_errors_are_one_line(server: tuple[FakeServer, str]) -> None:
         asyncio.run(ask(Address.of(url), JOB, "off"))
     with pytest.raises(ForerunError, match=r"no answer from 127\.0\.0\.1:1"):
         asyncio.run(ask(Address.of("http://127.0.0.1:1"), JOB, "off"))
-    with pytest.raises(ForerunError, match="--url"):
-        Address.of("localhost:8000")
+    for url in ("localhost:8000", "http://x:99999", "http://[::1"):
+        with pytest.raises(ForerunError, match="--url"):
+            Address.of(url)
+    assert Address.of("http://[::1]:8000/v1").netloc == "[::1]:8000"
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n<html>"])
+def test_what_is_no_server_of_ours_is_one_line(said: bytes) -> None:
+    async def run() -> None:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(said)
+            writer.close()
+
+        async with await asyncio.start_server(talk, "127.0.0.1", 0) as listener:
+            await Address("127.0.0.1", listener.sockets[0].getsockname()[1]).get("/health")
+
+    with pytest.raises(ForerunError, match="does not answer as a server"):
+        asyncio.run(run())
 
 
 def test_a_closed_loop_keeps_so_many_busy() -> None:

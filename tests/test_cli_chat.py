@@ -14,7 +14,7 @@ from rich.console import Console
 import forerun
 from forerun.cli.chat_loop import ChatLoop
 from forerun.cli.chat_screen import MarkdownScreen, clean, outcome_line, split_finished
-from forerun.cli.chat_session import Session
+from forerun.cli.chat_session import Session, Totals
 from forerun.cli.chat_talkers import Message, Outcome, Piece
 from forerun.cli.main import main
 from forerun.errors import ForerunError
@@ -115,6 +115,26 @@ def test_several_lines_between_quotes() -> None:
     assert asked == ["first\n  second", "one", "a\nb"]
 
 
+def test_what_is_between_quotes_is_no_command() -> None:
+    """A message that begins with a slash could not be said at all."""
+    talker = FakeTalker()
+    _, notes, session = talk(talker, "/usr/bin is full", '"""/usr/bin is full"""')
+    assert 'there is no command /usr/bin: see /help, or put it between """' in notes
+    assert [turn["content"] for turn in session.turns] == ["/usr/bin is full", "yes"]
+
+
+def test_a_message_without_its_end_is_not_lost_silently() -> None:
+    out, notes, _ = talk(FakeTalker(), '"""one', "two")
+    assert out == "" and 'the message has no end and was not sent: end it with """' in notes
+
+
+def test_a_line_that_is_no_text_is_refused_and_the_next_one_is_not() -> None:
+    talker = FakeTalker()
+    _, notes, session = talk(talker, "caf\udce9", "hi")
+    assert "forerun: the line is not UTF-8 text: convert it first\n" in notes
+    assert [turn["content"] for turn in session.turns] == ["hi", "yes"]
+
+
 def test_commands_change_the_session() -> None:
     talker = FakeTalker()
     lines = ("/system Be brief.", "hi", "/set temperature=0.5", "/set", "/clear", "again", "/stats", "/exit", "never")
@@ -169,6 +189,14 @@ def test_regenerating_replaces_the_last_answer() -> None:
     assert "the same text will come" in notes
 
 
+@pytest.mark.parametrize("failure", [ForerunError("the server is gone"), EarlyPress()])
+def test_an_answer_that_cannot_be_made_again_stays(failure: BaseException) -> None:
+    """It was gone, and the next message followed the user's own."""
+    talker = FakeTalker([Piece("first")], [failure], [Piece("third")])
+    *_, session = talk(talker, "hi", "/regen", "more")
+    assert [turn["content"] for turn in session.turns] == ["hi", "first", "more", "third"]
+
+
 def test_a_chat_is_saved_and_taken_up_again(tmp_path: Path) -> None:
     file = tmp_path / "chat.json"
     talk(FakeTalker(), "/system Be.", "/set top_k=5", "/set logit_bias=7=1", "/set suppress=3", "hi", f"/save {file}")
@@ -182,6 +210,15 @@ def test_a_chat_is_saved_and_taken_up_again(tmp_path: Path) -> None:
         assert str(file) in notes and not session.turns
     file.write_text(json.dumps({"format": "forerun-chat", "messages": [], "options": {"no_such": 1}}))
     assert "there is no option 'no_such'" in talk(FakeTalker(), f"/load {file}")[1]
+
+
+@pytest.mark.parametrize("options", [{"logit_bias": {"x": 1}}, {"max_tokens": "x"}, {"stop": 5}, {"suppress": 5}])
+def test_a_saved_chat_with_odd_options_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    """They ended the chat in a traceback, at once or with the next message."""
+    file = tmp_path / "chat"
+    file.write_text(json.dumps({"format": "forerun-chat", "messages": [], "options": options}))
+    _, notes, session = talk(FakeTalker(), f"/load {file}")
+    assert f"{next(iter(options))} must" in notes and session.options == GenerationOptions()
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_came() -> None:
@@ -261,6 +298,17 @@ def test_thoughts_are_not_part_of_the_answer() -> None:
     out, _, session = talk(talker, "hi")
     assert out == "Yes.\n" and session.turns[-1]["content"] == "Yes."
     assert "hm" in talk(FakeTalker([Piece("hm", thought=True), Piece("Yes.")]), "hi", terminal=True)[0]
+
+
+def test_ctrl_d_leaves_the_shell_a_line_of_its_own() -> None:
+    assert talk(FakeTalker(), terminal=True)[1] == "\n" and talk(FakeTalker())[1] == ""
+    assert talk(FakeTalker(), "/exit", terminal=True)[1] == ""
+
+
+def test_time_that_was_lost_is_called_so() -> None:
+    totals = Totals()
+    totals.add(Outcome(tokens=3, seconds_saved=-0.25))
+    assert totals.line() == "1 answer · 3 tokens · 0.2 s lost"
 
 
 def test_the_closing_line() -> None:

@@ -162,9 +162,12 @@ def test_what_goes_wrong_is_one_line(server: FakeServer) -> None:
     server.lines = b"data: {not json\n\n"
     with talker.answer(USER, GenerationOptions()) as reply, pytest.raises(ForerunError, match="the connection broke"):
         list(reply)
-    for url in ("127.0.0.1:8000", "ftp://x", "http://", "x"):
+    for url in ("127.0.0.1:8000", "ftp://x", "http://", "x", "http://x:99999", "http://x:port", "http://[::1"):
         with pytest.raises(ForerunError, match="--url"):
             RemoteTalker(url, None)
+    for key in ("clé€", "a\nb"):
+        with pytest.raises(ForerunError, match="key must be printable ASCII"):
+            RemoteTalker(server.url, key)
     with pytest.raises(ForerunError, match=r"no answer from http://127\.0\.0\.1:1"):
         RemoteTalker("http://127.0.0.1:1", None)
 
@@ -177,7 +180,7 @@ def test_the_command_line(
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n/stats\nmore\n"))
     assert main(["chat", "--url", server.url, "--temp", "0.5"]) == 0
     out, err = capsys.readouterr()
-    assert out == "Hello you\nHello you\n" and "1 answers · 7 tokens" in err and "2.50 tokens/round" in err
+    assert out == "Hello you\nHello you\n" and "1 answer · 7 tokens" in err and "2.50 tokens/round" in err
     assert [message["content"] for message in server.bodies[1]["messages"]] == ["hi", "Hello you", "more"]
     for more in (["smollm2"], ["--device", "cpu"], ["--max-context", "9"]):
         assert main(["chat", "--url", server.url, *more]) == 2

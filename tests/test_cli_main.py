@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +125,32 @@ def test_the_console_script_says_everything_before_it_is_gone(flag: str, code: i
     program = "from forerun.cli.main import run; run(); print('not here')"
     done = subprocess.run([sys.executable, "-c", program, flag], capture_output=True, text=True, check=False)
     assert done.returncode == code and words in done.stdout + done.stderr and "not here" not in done.stdout
+
+
+def run_shell(line: str) -> subprocess.CompletedProcess[str]:
+    """The console script with streams as a shell gives them; `$run` is its command."""
+    program = f"{sys.executable} -c 'from forerun.cli.main import run; run()'"
+    command = ["sh", "-c", line.replace("$run", program)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("$run --version >&-", 0, ""),
+        ("$run --nonsense 2>&-", 2, ""),
+        ("$run generate -p - <&-", 2, "forerun: the prompt is empty"),
+        ("$run generate <&-", 2, "forerun: no prompt"),
+    ],
+)
+def test_closed_streams_are_empty_ones(line: str, code: int, words: str) -> None:
+    done = run_shell(line)
+    assert done.returncode == code and done.stdout == ""
+    assert done.stderr.startswith(words) and done.stderr.count("\n") == bool(words)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line() -> None:
+    done = run_shell("$run --version >/dev/full")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("forerun: cannot write the output: No space left on device; make room")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import tiny_gguf, tiny_model
 
 import forerun
 from forerun.cli.main import main
+from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 
 JSON_KEYS = {
@@ -190,6 +193,48 @@ def test_a_left_answer_is_taken_up_again(model: LanguageModel) -> None:
         longer = [chunk.token for chunk in answer if chunk.token is not None]
         assert short + longer == whole.tokens
     assert model.engine.pool.free == model.engine.pool.count
+
+
+@pytest.mark.parametrize("more", [0, -1, "3", 1.5, float("nan"), None, True])
+def test_an_answer_goes_on_for_a_number_of_tokens_only(more: Any, model: LanguageModel) -> None:
+    """extend(1.5) was taken, and the next round failed."""
+    with forerun.stream(model, "hello there", max_tokens=4) as answer:
+        assert len(list(answer)) == 5
+        with pytest.raises(ForerunError, match="max_tokens must be a whole number"):
+            answer.extend(more)
+        answer.extend(2)
+        assert len([chunk for chunk in answer if chunk.token is not None]) == 2
+
+
+def test_a_path_is_as_good_as_its_name(folder: Path, model: LanguageModel) -> None:
+    loaded = forerun.load(folder, draft_model=folder, max_context=np.int64(64))
+    assert repr(loaded) == f"<LanguageModel {folder.name}: llama, int8 on cpu>"
+    options: dict[str, Any] = {"max_tokens": 8, "draft": "model"}
+    assert forerun.generate(loaded, "hello", **options).tokens == forerun.generate(model, "hello", **options).tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": 3}, "the model must be a name or a path, not 3"),
+        ({"model": None}, "the model must be a name or a path, not None"),
+        ({"draft_model": 3}, "draft_model must be a name or a path"),
+        ({"head": 3}, "head must be a name or a path"),
+        ({"head": ""}, "head must be a name or a path, not ''"),
+        ({"max_context": "many"}, "max_context must be a whole number"),
+        ({"max_context": 64.5}, "max_context must be a whole number"),
+        ({"assistant_position": "q"}, "must be n-1 or n, not 'q'"),
+    ],
+)
+def test_bad_arguments_of_load_get_one_clear_line(options: dict[str, Any], words: str, folder: Path) -> None:
+    with pytest.raises(ForerunError, match=words):
+        forerun.load(**{"model": folder} | options)
+
+
+def test_a_model_is_loaded_before_it_is_asked() -> None:
+    for ask in (forerun.generate, forerun.stream):
+        with pytest.raises(ForerunError, match=r"^load the model first: .* not 'smollm2'$"):
+            ask("smollm2", "hello")  # type: ignore[arg-type]
 
 
 def test_stop_strings_cut_the_text_but_not_the_count(model: LanguageModel) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 from tiny import tiny_model
 
@@ -56,3 +57,37 @@ def test_a_name_that_is_no_option_is_refused_in_one_line(tmp_path: Path) -> None
 def test_one_stop_string_may_be_given_as_it_is() -> None:
     assert GenerationOptions(stop="END").stops == ("END",)
     assert GenerationOptions(stop=["a", "b"]).stops == ("a", "b") and GenerationOptions().stops == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        *(("max_tokens", value, "a whole number") for value in ("5", 1.5, float("nan"), True, [3])),
+        *(("draft_tokens", value, "a whole number") for value in ("3", 2.5, True)),
+        *(("stop", value, "a text or several") for value in (3, [3], [None], b"e", {"a": 1})),
+        *(("suppress", value, "several token ids") for value in (5, "5", b"5")),
+        *(("logit_bias", value, "biases by token id") for value in (5, [(5, 1.0)], "5=1")),
+        *(("system", value, "text") for value in (3, b"x", ["x"])),
+        *(("lang_bias", value, "text") for value in (3, {"ja": -1})),
+        *(("raw", value, "True or False") for value in ("yes", None, 1)),
+    ],
+)
+def test_a_value_of_another_kind_is_one_line(name: str, value: Any, words: str) -> None:
+    """They were tracebacks, ignored, or like max_tokens=nan an answer without end."""
+    with pytest.raises(ForerunError, match=f"^{name} must be {words}, not "):
+        GenerationOptions.of({name: value})
+    with pytest.raises(ForerunError, match="a suppressed token id must be a whole number"):
+        GenerationOptions(suppress=[[1]]).sampling()  # type: ignore[list-item]
+
+
+def test_numpy_counts_as_numbers(tmp_path: Path) -> None:
+    assert type(GenerationOptions(max_tokens=np.int64(3)).max_tokens) is int
+    assert GenerationOptions(draft_tokens=np.int32(2)).draft_tokens == 2 and GenerationOptions().draft_tokens == "auto"
+    model = forerun.load(str(tiny_model(tmp_path, "llama")))
+    ids = [5, 6, 7]
+    options: dict[str, Any] = {"max_tokens": np.int64(3), "suppress": np.array([1, 2])}
+    found = forerun.generate(model, list(np.array(ids)), **options)
+    assert found.tokens == forerun.generate(model, ids, max_tokens=3, suppress=[1, 2]).tokens
+    for prompt in (b"hello", bytearray(b"hello"), [True], [1.0], [np.bool_(True)], [np.array([1, 2])]):
+        with pytest.raises(ForerunError, match="the prompt must be text, a list of messages or a list of token ids"):
+            forerun.generate(model, prompt)  # type: ignore[arg-type]

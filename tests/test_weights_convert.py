@@ -173,3 +173,17 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ForerunError, match="No space left"):
         convert(str(source), tmp_path / "out" / "new")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """safetensors has errors of its own for it, which came through."""
+    resource = pytest.importorskip("resource")
+    source = make(tmp_path / "m", "llama")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # bytes of a file: less than the weights have
+    try:
+        with pytest.raises(ForerunError, match=r"cannot write .*: File too large"):
+            convert(str(source), tmp_path / "out" / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "out").iterdir()) == []

@@ -25,6 +25,15 @@ from forerun.weights.find import find
 from forerun.weights.home import forerun_home
 
 
+def test_a_home_that_nobody_has_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pathlib's RuntimeError came through."""
+    with pytest.raises(ForerunError, match="model not found: '~nobody-here/model'"):
+        find("~nobody-here/model")
+    monkeypatch.setenv("FORERUN_HOME", "~nobody-here/cache")
+    with pytest.raises(ForerunError, match="~nobody-here is no home folder here: set FORERUN_HOME"):
+        forerun_home()
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"), "llama")

@@ -31,13 +31,13 @@ except PackageNotFoundError:  # run from a source tree that was never installed
 
 
 def load(
-    model: str = "smollm2",
+    model: str | Path = "smollm2",
     *,
     device: str = "auto",
     dtype: str = "auto",
     quantize: str = "auto",
     max_context: int | None = None,
-    draft_model: str | None = None,
+    draft_model: str | Path | None = None,
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
     progress: Progress | None = None,
@@ -77,7 +77,7 @@ def stream(model: LanguageModel, prompt: Prompt, **options: Any) -> Generation:
     >>> text == answer.response().text
     True
     """
-    return model.start(prompt, **options)
+    return _loaded(model).start(prompt, **options)
 
 
 def generate(model: LanguageModel, prompt: Prompt, **options: Any) -> Response:
@@ -90,10 +90,16 @@ def generate(model: LanguageModel, prompt: Prompt, **options: Any) -> Response:
     """
     from forerun.language_model import collect
 
-    return collect(model.start(prompt, **options))
+    return collect(_loaded(model).start(prompt, **options))
 
 
-def inspect_model(model: str, **options: Any) -> CheckReport:
+def _loaded(model: LanguageModel) -> LanguageModel:
+    if not hasattr(model, "start"):
+        raise ForerunError(f"load the model first: forerun.load returns what is needed here, not {model!r:.60}")
+    return model
+
+
+def inspect_model(model: str | Path, **options: Any) -> CheckReport:
     """What `forerun check` prints: family, size, memory plan, and the exactness probe."""
     from forerun.inspection import inspect_model as inspect
 

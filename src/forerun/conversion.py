@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from forerun.errors import ForerunError
@@ -26,8 +25,9 @@ from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
 from forerun.weights.config import OWN_METHOD
 from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
-from forerun.weights.folder import INDEX, SINGLE, flush, write_json
+from forerun.weights.folder import INDEX, SINGLE, flush, save_tensors, write_json
 from forerun.weights.gguf_convert import MANIFEST
+from forerun.weights.home import expanded
 
 SHARD = 4 * 10**9  # bytes of a weight file
 SIDE_FILES = (".json", ".txt", ".jinja", ".model", ".md")  # tokenizer, templates, licence
@@ -57,7 +57,7 @@ def convert(source: str, target: Path, *, quantize: str = "none", progress: Prog
     if quantize not in ("none", "int8"):
         raise ForerunError(f"quantize must be none or int8, not {quantize!r}")
     progress = progress or NullProgress()
-    target = target.expanduser().absolute()
+    target = expanded(target).absolute()
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ForerunError(f"{target} exists and is not an empty folder: name a new one")
@@ -132,7 +132,7 @@ def write_weights(checkpoint: Checkpoint, plan: Plan, work: Path, rounded: bool,
     def write_shard() -> None:
         nonlocal files, held
         files += 1
-        save_file(shard, work / f"{files}.part", metadata={"format": "pt"})
+        save_tensors(shard, work / f"{files}.part")
         places.update(dict.fromkeys(shard, files))
         shard.clear()
         held = 0

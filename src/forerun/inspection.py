@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class CheckReport:
 
 
 def inspect_model(
-    model: str,
+    model: str | Path,
     *,
     device: str = "auto",
     dtype: str = "auto",

@@ -19,7 +19,7 @@ from forerun.errors import ForerunError
 from forerun.media.messages import split_prompt
 from forerun.media.parts import MediaReader
 from forerun.media.reading import check_no_places, checked_reader
-from forerun.options import GenerationOptions
+from forerun.options import GenerationOptions, whole_number
 from forerun.policy.cost_file import CostFile
 from forerun.policy.costs import CostTable
 from forerun.policy.kinds import kind_of
@@ -35,7 +35,7 @@ Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 WORTH_MEASURING = 32  # tokens of an answer before which it does not pay to measure the drafters first
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class LanguageModel:
     """What `forerun.load` returns. Use it with `forerun.generate` and `forerun.stream`."""
 
@@ -55,6 +55,11 @@ class LanguageModel:
     drafter_labels: dict[str, str] = field(default_factory=dict)  # what each drafter is, in a few words
     media: MediaReader | None = None  # None: it reads text only
 
+    def __repr__(self) -> str:
+        """One line: a notebook shows what stands last in a cell."""
+        family, machine = self.engine.model.config.family, self.machine
+        return f"<LanguageModel {self.name}: {family}, {machine.describe()} on {machine.device}>"
+
     def start(self, prompt: Prompt, *, progress: Progress | None = None, **given: Any) -> Generation:
         """Queue a request; `given` are `GenerationOptions`."""
         options = GenerationOptions.of(given)
@@ -67,7 +72,7 @@ class LanguageModel:
         if reader is None:
             check_no_places(self.media, tokens)
         # The kind of work is guessed before placeholders are repeated: they would look like a text that repeats itself.
-        kind = kind_of(tokens, self._text(prompt)) if options.draft == "auto" else ""
+        kind = kind_of(tokens, self._text(prompt, tokens)) if options.draft == "auto" else ""
         read = reader.read(tokens, parts) if reader is not None else None
         tokens = tokens if read is None else read.ids
         draft = options.draft
@@ -90,13 +95,13 @@ class LanguageModel:
         with interrupts_held():  # nobody else would release it
             return Generation(self, self.engine.submit(request, text), text, progress or NullProgress())
 
-    def _text(self, prompt: Prompt) -> str:
-        """What a prompt says, in whatever form it came."""
+    def _text(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+        """What a prompt says, in whatever form it came; `tokens` are its ids."""
         if isinstance(prompt, str):
             return prompt
         if isinstance(prompt[0], Mapping):
             return "\n".join(text_of(message["content"]) for message in prompt if isinstance(message, Mapping))
-        return str(self.tokenizer.decode(prompt))
+        return str(self.tokenizer.decode(tokens))
 
     def response(self, sequence: Running, text: str) -> Response:
         """What a sequence has given so far, and what it took."""
@@ -219,8 +224,11 @@ class Generation:
 
         The text of its last chunk was held back until then: it is taken back, and comes again with the next tokens.
         """
+        more = whole_number("max_tokens", max_tokens)
+        if more is None or more < 1:
+            raise ForerunError(f"max_tokens must be a whole number from 1 up, not {max_tokens!r}")
         with interrupts_held():
-            self.model.engine.resume(self.sequence, max_tokens)
+            self.model.engine.resume(self.sequence, more)
             if self._ended:
                 self._text.pop()
             self._ended = False

@@ -31,8 +31,10 @@ from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
 from forerun.media.loading import media_reader, media_weights
 from forerun.models.families import build
+from forerun.models.gemma4_assistant import POSITIONS
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
+from forerun.options import whole_number
 from forerun.policy.cost_file import CostFile, machine_facts
 from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress, Progress
@@ -41,7 +43,7 @@ from forerun.weights.find import find
 from forerun.weights.fingerprint import fingerprint
 from forerun.weights.generation_config import generation_defaults
 from forerun.weights.heads import find_head
-from forerun.weights.home import forerun_home
+from forerun.weights.home import expanded, forerun_home
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 PAGE = 64  # tokens per page
@@ -52,13 +54,13 @@ PROBED_PAGES = 4  # the probe runs two sequences, one of them over the border of
 
 
 def load_model(
-    model: str = "smollm2",
+    model: str | Path = "smollm2",
     *,
     device: str = "auto",
     dtype: str = "auto",
     quantize: str = "auto",
     max_context: int | None = None,
-    draft_model: str | None = None,
+    draft_model: str | Path | None = None,
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
     progress: Progress | None = None,
@@ -66,6 +68,12 @@ def load_model(
     """See `forerun.load`."""
     began = time.perf_counter()
     progress = progress or NullProgress()
+    model = name_or_path("the model", model)
+    draft_model = None if draft_model is None else name_or_path("draft_model", draft_model)
+    head = None if head is None else name_or_path("head", head)
+    max_context = whole_number("max_context", max_context)
+    if assistant_position not in POSITIONS:
+        raise ForerunError(f"the assistant's position must be {' or '.join(POSITIONS)}, not {assistant_position!r}")
     machine = plan_machine(device, dtype, quantize)
     folder = find(model, progress=progress)
     with ThreadPoolExecutor(1) as beside:  # importing transformers takes as long as packing and probing
@@ -117,13 +125,20 @@ def load_model(
         machine=machine,
         probe=result,
         load_seconds=time.perf_counter() - began,
-        name=Path(model).name if Path(model).expanduser().exists() else model,
+        name=Path(model).name if expanded(model).exists() else model,
         generation_defaults=generation_defaults(folder),
         head_warnings=heads.warnings + assistant.warnings,
         cost_file=cost_file,
         drafter_labels=labels,
         media=media_reader(checkpoint, tokenizer, machine.device, decoder.dtype, engine.owner, context=context),
     )
+
+
+def name_or_path(what: str, given: object) -> str:
+    """As text: what was typed, or a path of pathlib's."""
+    if not given or not isinstance(given, str | Path):
+        raise ForerunError(f"{what} must be a name or a path, not {given!r}")
+    return str(given)
 
 
 def load_decoder(folder: Path, machine: Machine, progress: Progress) -> Decoder:
@@ -181,11 +196,11 @@ class LoadedHead:
     label: str = "the model's own MTP head"
 
 
-def load_head(wish: str | Path | None, checkpoint: Checkpoint, decoder: Decoder, vocab: int) -> LoadedHead:
+def load_head(wish: str | None, checkpoint: Checkpoint, decoder: Decoder, vocab: int) -> LoadedHead:
     """The head in the folder `wish`; for "auto" the model's own or a packaged one. A broken one is reported."""
     if wish is None:
         return LoadedHead(None, "the model was loaded without a head (head=None)")
-    folder = None if wish == "auto" else Path(wish).expanduser()
+    folder = None if wish == "auto" else expanded(wish)
     if folder is not None and not folder.is_dir():
         raise ForerunError(f"the MTP head {folder} is not a folder")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +26,10 @@ def _about(topic: str, help: str, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """The options of `forerun.stream` and `forerun.generate`; values are checked when a request is made of them."""
+    """The options of `forerun.stream` and `forerun.generate`: of the right kind from the beginning.
+
+    Whether a value is in its range is checked when a request is made of them.
+    """
 
     system: str | None = field(default=None, metadata=_about(PROMPT, "System message."))
     raw: bool = field(default=False, metadata=_about(PROMPT, "No chat template: continue the text."))
@@ -70,6 +74,17 @@ class GenerationOptions:
         default="coupled", metadata=_about(SPECULATION, "coupled: same text per seed; rejection: same distribution.")
     )
 
+    def __post_init__(self) -> None:
+        for name in ("system", "lang_bias"):
+            _require(name, "text", getattr(self, name), isinstance(getattr(self, name), str | None))
+        _require("raw", "True or False", self.raw, isinstance(self.raw, bool))
+        _require("logit_bias", "biases by token id", self.logit_bias, isinstance(self.logit_bias, Mapping | None))
+        _require("suppress", "several token ids", self.suppress, _is_several(self.suppress))
+        texts = isinstance(self.stop, str) or (_is_several(self.stop) and all(isinstance(t, str) for t in self.stops))
+        _require("stop", "a text or several", self.stop, texts)
+        object.__setattr__(self, "max_tokens", whole_number("max_tokens", self.max_tokens))
+        object.__setattr__(self, "draft_tokens", whole_number("draft_tokens", self.draft_tokens, "auto"))
+
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> GenerationOptions:
         """From names and values; a name that is none of ours is refused."""
@@ -86,7 +101,9 @@ class GenerationOptions:
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings; a single one may be given as it is."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def media(self) -> dict[Literal["image", "video", "audio"], list[Any]]:
@@ -100,9 +117,30 @@ class GenerationOptions:
         wanted = {entry.name for entry in fields(SamplingParams)}
         values = {name: value for name, value in self.to_dict().items() if name in wanted}
         values["logit_bias"] = {**(language_bias or {}), **(self.logit_bias or {})}  # a single token's own bias wins
-        values["suppress"] = frozenset(self.suppress or ())
+        values["suppress"] = () if self.suppress is None else self.suppress
         values["seed"] = fresh_seed() if self.seed is None else self.seed
         return SamplingParams(**values)
+
+
+def _require(name: str, wanted: str, value: object, good: bool) -> None:
+    if not good:
+        raise ForerunError(f"{name} must be {wanted}, not {value!r:.60}")
+
+
+def _is_several(value: object) -> bool:
+    return value is None or (isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping))
+
+
+def whole_number(name: str, value: Any, other: str | None = None) -> Any:
+    """An int of whatever counts as one, numpy's among them; None and `other` stay what they are."""
+    if value is None or value == other:
+        return value
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    _require(name, "a whole number", value, number is not None and not isinstance(value, bool))
+    return number
 
 
 def _several(given: Any) -> list[Any]:

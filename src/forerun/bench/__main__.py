@@ -8,6 +8,8 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
 
+from forerun.errors import ForerunError
+
 SUITES = {
     "engine": "plain decoding, lookup and transformers beside each other; what choosing costs (make bench)",
     "mtp": "what the built-in head gets accepted, and what that is worth (make bench-mtp)",
@@ -33,7 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.exit(2, "this measures an NVIDIA GPU, and torch sees none\n")
     suite = import_module(f"forerun.bench.suites.{name.replace('-', '_')}")  # each needs other libraries
     suite.add_options(parser)
-    print(json.dumps(suite.measure(parser.parse_args(given[1:]))))
+    options = parser.parse_args(given[1:])
+    try:
+        print(json.dumps(suite.measure(options)))
+    except ForerunError as error:
+        parser.exit(2, f"forerun: {error}\n")
 
 
 if __name__ == "__main__":

@@ -36,12 +36,22 @@ class Address:
     @classmethod
     def of(cls, url: str, key: str | None = None) -> Address:
         """From http://127.0.0.1:8000, with or without /v1."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:  # a port that is none, or half of the brackets around an IPv6 address
+            host = None
+        if host is None or parts.scheme not in ("http", "https"):
             raise ForerunError(f"--url {url}: give an address such as http://127.0.0.1:8000")
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ForerunError("the server's key must be printable ASCII: headers carry nothing else")
         secure = parts.scheme == "https"
-        port = parts.port or (443 if secure else 80)
-        return cls(parts.hostname, port, secure, parts.path.rstrip("/").removesuffix("/v1"), key)
+        return cls(host, port or (443 if secure else 80), secure, parts.path.rstrip("/").removesuffix("/v1"), key)
+
+    @property
+    def netloc(self) -> str:
+        """`127.0.0.1:8000`; an IPv6 address is in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def get(self, path: str) -> Any:
         """A JSON document."""
@@ -74,7 +84,7 @@ class Address:
                 self.host, self.port, ssl=self.secure or None, limit=LONGEST_LINE
             )
         except OSError as error:
-            raise ForerunError(f"no answer from {self.host}:{self.port}: {error}") from error
+            raise ForerunError(f"no answer from {self.netloc}: {error}") from error
         try:
             writer.write(self._head(method, path, len(data)) + data)
             await writer.drain()
@@ -83,14 +93,16 @@ class Address:
                 raise HttpError(response.status, _complaint(await response.read()))
             yield response
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise ForerunError(f"the connection to {self.host}:{self.port} broke: {error!r}") from error
+            raise ForerunError(f"the connection to {self.netloc} broke: {error!r}") from error
+        except (ValueError, LookupError, asyncio.LimitOverrunError) as error:
+            raise ForerunError(f"{self.netloc} does not answer as a server for OpenAI's clients does") from error
         finally:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
     def _head(self, method: str, path: str, length: int) -> bytes:
-        lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Connection: close"]
+        lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {self.netloc}", "Connection: close"]
         lines += [f"Content-Length: {length}", "Content-Type: application/json"]
         if self.key is not None:
             lines.append(f"Authorization: Bearer {self.key}")

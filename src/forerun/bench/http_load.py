@@ -19,6 +19,7 @@ import numpy as np
 from forerun.bench.http_client import Address
 from forerun.bench.statistics import Interval, median
 from forerun.bench.workloads import Workload, load_workloads
+from forerun.errors import ForerunError
 from forerun.progress import Progress
 
 ARMS = ("off", "auto")
@@ -104,12 +105,20 @@ class LoadCell:
         return _percentiles(each)
 
 
+def parse_clients(text: str) -> list[int]:
+    """`1,4,16` → `[1, 4, 16]`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
+        raise ForerunError(f"--clients {text}: give numbers from 1 to 1024 with commas, for example 1,4,16")
+    return list(dict.fromkeys(map(int, parts)))
+
+
 def make_jobs(workloads: Sequence[Workload], temperature: float, clients: int, full: bool) -> list[Job]:
     """Requests of all kinds, mixed: the first of each kind, then the second of each."""
     wanted = max(LEAST_JOBS, JOBS_PER_CLIENT * clients)
     samples = workloads if full else [workload.sample(-(-wanted // len(workloads))) for workload in workloads]
     jobs = [
-        (number, Job(prompt.id, _messages(prompt.content), workload.answer_tokens, temperature, number))
+        (number, Job(prompt.id, prompt.messages, workload.answer_tokens, temperature, number))
         for workload in samples
         for number, prompt in enumerate(workload.prompts)
     ]
@@ -201,9 +210,9 @@ def to_data(cells: Sequence[LoadCell]) -> list[dict[str, Any]]:
             "temperature": cell.temperature,
             "tokens_per_second": cell.tokens_per_second,
             "ratio": None if cell.ratio is None else cell.ratio.value,
-            "first_token_seconds": dict(zip(("p50", "p90", "p99"), cell.first, strict=True)),
-            "inter_token_seconds": dict(zip(("p50", "p90", "p99"), cell.gaps, strict=True)),
-            "seconds_per_token": dict(zip(("p50", "p90", "p99"), cell.per_token, strict=True)),
+            "first_token_seconds": _named(cell.first),
+            "inter_token_seconds": _named(cell.gaps),
+            "seconds_per_token": _named(cell.per_token),
             "equal": cell.equal,
             "total": cell.total,
         }
@@ -211,8 +220,8 @@ def to_data(cells: Sequence[LoadCell]) -> list[dict[str, Any]]:
     ]
 
 
-def _messages(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"role": "user", "content": content}] if isinstance(content, str) else content
+def _named(percentiles: Sequence[float]) -> dict[str, float]:
+    return {f"p{share}": value for share, value in zip(PERCENTILES, percentiles, strict=True)}
 
 
 def _percentiles(values: Sequence[float]) -> list[float]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 from forerun.weights.find import BUILT_IN, built_in_file, find
+from forerun.weights.home import expanded
 
 PEERS = ("transformers", "llama.cpp")
 
@@ -129,7 +130,7 @@ class LlamaCppPeer:
 
 def gguf_file(model: str) -> Path:
     """The GGUF file behind what the user named."""
-    path = built_in_file(model) if model in BUILT_IN else Path(model).expanduser()
+    path = built_in_file(model) if model in BUILT_IN else expanded(model)
     if path.suffix.lower() != ".gguf" or not path.is_file():
         raise ForerunError(f"llama.cpp reads GGUF files, and {model!r} is none: name one with -m FILE.gguf")
     return path

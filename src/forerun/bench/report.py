@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from forerun.bench.runner import PLAIN, Cell
+from forerun.bench.runner import NAMED_ARMS, PLAIN, Cell
 from forerun.bench.statistics import geometric_mean, median
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHOWN_POSITIONS = 4
-ARMS = ("lookup", "mtp", "model")  # beside plain decoding: what a user could have named
 NONE = "–"
 
 
@@ -106,7 +105,7 @@ def against_best(cells: Sequence[Cell]) -> str | None:
         auto = mine.pop("auto", None)
         if auto is None:
             continue
-        rates = {arm: median(cell.ratios).value for arm, cell in mine.items() if arm in ARMS}
+        rates = {arm: median(cell.ratios).value for arm, cell in mine.items() if arm in NAMED_ARMS}
         best = max(rates, key=lambda arm: rates[arm], default=None)
         if best is None or rates[best] < 1:
             parts.append(f"{workload} {median(auto.ratios)} {PLAIN}")

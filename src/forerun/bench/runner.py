@@ -12,12 +12,14 @@ import forerun
 from forerun.bench.peers import Peer
 from forerun.bench.statistics import Interval, median
 from forerun.bench.workloads import Prompt, Workload
+from forerun.draft.arms import DRAFT_CHOICES
 from forerun.language_model import LanguageModel
 from forerun.progress import Progress
 from forerun.response import Response
 from forerun.text.chat import encode_prompt
 
 PLAIN = "plain"
+NAMED_ARMS = tuple(choice for choice in DRAFT_CHOICES if choice not in ("auto", "off"))  # what a user could have named
 WARM_UP_TOKENS = 24
 
 
@@ -177,5 +179,5 @@ def _note(cell: Cell, run: Run, plain: Run, seconds: float, whole: float) -> Non
 
 def arms_of(model: LanguageModel) -> dict[str, dict[str, Any]]:
     """Every way to draft that is loaded, one by one, and the choice between them."""
-    names = [*(name for name in ("lookup", "mtp", "model") if name in model.engine.drafters), "auto"]
+    names = [*(name for name in NAMED_ARMS if name in model.engine.drafters), "auto"]
     return {name: {"draft": name} for name in names}

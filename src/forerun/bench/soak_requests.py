@@ -12,8 +12,8 @@ from typing import Any
 from forerun.bench.http_client import Address, HttpError
 from forerun.bench.http_load import CHAT
 from forerun.bench.workloads import load_workloads
+from forerun.draft.arms import DRAFT_CHOICES
 
-ARMS = ("auto", "off", "lookup", "mtp")
 SHORTEST, LONGEST = 8, 48  # tokens of an answer
 SCHEMA = {
     "type": "object",
@@ -74,8 +74,7 @@ def make_requests(count: int, seed: int) -> list[SoakRequest]:
     requests = []
     for number in range(count):
         kind = list(KINDS)[number % len(KINDS)]
-        content = dice.choice(prompts).content
-        messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+        messages = dice.choice(prompts).messages
         tokens = LONGEST if kind in ("json", "tool") else dice.randint(SHORTEST, LONGEST)
         body = {"messages": messages, "max_completion_tokens": tokens, "seed": number, **KINDS[kind]}
         requests.append(SoakRequest(kind, body))
@@ -105,7 +104,7 @@ async def answer(server: Address, request: SoakRequest, arm: str, stream: bool, 
 async def known_arms(server: Address, request: SoakRequest) -> list[str]:
     """Ways to draft that the model has."""
     known = []
-    for arm in ARMS:
+    for arm in DRAFT_CHOICES:
         try:
             await answer(server, request, arm, False, None)
             known.append(arm)

@@ -32,6 +32,11 @@ class Prompt:
     id: str
     content: str | list[dict[str, str]]
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """As a server takes it."""
+        return [{"role": "user", "content": self.content}] if isinstance(self.content, str) else self.content
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:

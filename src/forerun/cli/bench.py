@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from forerun.cli.bench_server import bench_server, parse_clients, refuse_with_url
+from forerun.cli.bench_server import bench_server, refuse_with_url
 from forerun.cli.load_flags import LoadOptions, with_load_flags
 from forerun.cli.options import OUTPUT_PANEL, ModelName, Quiet
+from forerun.cli.tables import output_console
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
 
@@ -39,7 +39,9 @@ def bench(
     ] = None,
     temperature: Annotated[
         list[float] | None,
-        typer.Option("--temperature", "--temp", help="Repeatable; default: 0 and 0.8.", rich_help_panel=WORK_PANEL),
+        typer.Option(
+            "--temperature", "--temp", help="Repeatable; default: 0 and 0.8, with --url 0.", rich_help_panel=WORK_PANEL
+        ),
     ] = None,
     url: Annotated[
         str | None,
@@ -86,12 +88,7 @@ def bench(
             plot=plot is not None,
             **loading.changed(),
         )
-        bench_server(
-            *(url, api_key, parse_clients(clients), workload or [], temperatures),
-            full=full,
-            as_json=as_json,
-            quiet=quiet,
-        )
+        bench_server(*(url, api_key, clients, workload or [], temperatures), full=full, as_json=as_json, quiet=quiet)
         return
     if clients != CLIENTS:
         raise ForerunError("--clients needs a server: give its address with --url")
@@ -116,11 +113,7 @@ def bench(
     if as_json:
         print(json.dumps(to_data(report.cells), ensure_ascii=False), flush=True)
     else:
-        from rich.console import Console
-
-        # Without a terminal rich would wrap at 80 columns; whoever reads a pipe wants whole lines.
-        console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
-        print_report(report.cells, report.price, console)
+        print_report(report.cells, report.price, output_console())
     if plot is not None:
         from forerun.bench.plot import draw
 

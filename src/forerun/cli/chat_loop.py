@@ -15,6 +15,7 @@ from forerun.cli.chat_screen import (
 )
 from forerun.cli.chat_session import Again, Leave, Session
 from forerun.cli.chat_talkers import Piece
+from forerun.cli.prompt import require_unicode
 from forerun.errors import ForerunError
 
 if TYPE_CHECKING:
@@ -37,10 +38,17 @@ class ChatLoop:
         """Everything until the end of input."""
         while True:
             try:
-                message = self._message()
+                message, quoted = self._message()
                 self._pressed = False
-                self._take(message)
-            except (EOFError, Leave):
+                if message.startswith("/") and not quoted:
+                    self._obey(message)
+                elif message:
+                    self._say(message)
+            except Leave:
+                return
+            except EOFError:
+                if self._notes.is_terminal:
+                    self._notes.print()  # the shell's prompt would stand behind ours
                 return
             except KeyboardInterrupt:
                 if self._pressed:
@@ -51,47 +59,59 @@ class ChatLoop:
                 self.failures += 1
                 self._notes.print(f"forerun: {error}", markup=False, soft_wrap=True)
 
-    def _message(self) -> str:
-        """One line, or the lines between two times three quotes."""
-        line = self._read("> ")
+    def _message(self) -> tuple[str, bool]:
+        """One line, or the lines between two times three quotes; and whether there were quotes."""
+        line = self._line("> ")
         if not line.lstrip().startswith(QUOTES):
-            return line.strip()
+            return line.strip(), False
         lines = [line.lstrip().removeprefix(QUOTES)]
         while not lines[-1].rstrip().endswith(QUOTES):
-            lines.append(self._read(". "))
+            try:
+                lines.append(self._line(". "))
+            except EOFError:
+                raise ForerunError(f"the message has no end and was not sent: end it with {QUOTES}") from None
         lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
-        return "\n".join(lines).strip("\n")
+        return "\n".join(lines).strip("\n"), True
 
-    def _take(self, message: str) -> None:
-        if message.startswith("/"):
-            try:
-                said = self._session.obey(message)
-            except Again:
-                self._regenerate()
-            else:
-                if said:
-                    self._notes.print(said, markup=False, highlight=False, soft_wrap=True)
-        elif message:
-            turns = self._session.turns
-            self._session.say(message)
-            turn = turns[-1]
-            try:
-                self._answer()
-            except (ForerunError, KeyboardInterrupt) as error:
-                if turns[-1] is turn:
-                    turns.pop()  # as if it had not been said: the next one may fit
-                if self._pressed or isinstance(error, ForerunError):
-                    raise
-                self._pressed = True
-                self._note("stopped · Ctrl-C again leaves")
-            finally:
-                self._session.attached.clear()
+    def _line(self, prompt: str) -> str:
+        return require_unicode(self._read(prompt), "the line")
+
+    def _obey(self, command: str) -> None:
+        try:
+            said = self._session.obey(command)
+        except Again:
+            self._regenerate()
+        else:
+            if said:
+                self._notes.print(said, markup=False, highlight=False, soft_wrap=True)
+
+    def _say(self, message: str) -> None:
+        turns = self._session.turns
+        self._session.say(message)
+        turn = turns[-1]
+        try:
+            self._answer()
+        except (ForerunError, KeyboardInterrupt) as error:
+            if turns[-1] is turn:
+                turns.pop()  # as if it had not been said: the next one may fit
+            if self._pressed or isinstance(error, ForerunError):
+                raise
+            self._pressed = True
+            self._note("stopped · Ctrl-C again leaves")
+        finally:
+            self._session.attached.clear()
 
     def _regenerate(self) -> None:
-        options = self._session.options
+        options, turns = self._session.options, self._session.turns
         if options.temperature == 0 or options.seed is not None:
             self._note("the same text will come: /set temperature=0.8 or another seed changes that")
-        self._answer()
+        before = turns.pop() if turns[-1]["role"] == "assistant" else None
+        try:
+            self._answer()
+        except (ForerunError, KeyboardInterrupt):
+            if before is not None and turns[-1]["role"] != "assistant":
+                turns.append(before)  # there is no other answer
+            raise
 
     def _answer(self) -> None:
         session, arms = self._session, dict[str, None]()

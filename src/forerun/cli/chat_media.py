@@ -13,6 +13,7 @@ from forerun.media.parts import Kind
 from forerun.media.sources import from_file, media_part
 from forerun.options import GenerationOptions
 from forerun.text.content import MEDIA_KINDS
+from forerun.weights.home import expanded
 
 OPENAI_FORMATS = ("wav", "mp3")  # of sound; all others go in the form that vLLM added
 USUAL = {"image": "png", "video": "mp4", "audio": "wav"}  # where a file's name does not say
@@ -29,7 +30,7 @@ def attached_part(kind: Kind, name: str) -> dict[str, str]:
     """A file as part of a message; the same file wherever the chat is taken up again."""
     if not name:
         raise ForerunError(f"/{kind} needs the name of a file")
-    path = Path(name).expanduser()
+    path = expanded(name)
     from_file(kind, path)  # what cannot be read is said now
     return {"type": kind, "path": str(path.absolute())}
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
 
+from forerun.bench.http_client import Address
 from forerun.cli.chat_media import sent_content
 from forerun.cli.chat_talkers import Message, Outcome, Piece
 from forerun.errors import ForerunError
@@ -26,12 +25,8 @@ class RemoteTalker:
     """A server at an address such as http://127.0.0.1:8000, with or without /v1."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ForerunError(f"--url {url}: give an address such as http://127.0.0.1:8000")
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._base = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
-        self._address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self._server = Address.of(url, api_key)
+        self._address = f"http{'s' if self._server.secure else ''}://{self._server.netloc}"
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -78,11 +73,12 @@ class RemoteTalker:
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HTTPResponse:
         """A response whose status is good; anything else is one line."""
-        kind = HTTPSConnection if self._secure else HTTPConnection
-        connection = kind(self._host, self._port, timeout=CONNECT_SECONDS)
+        server = self._server
+        kind = HTTPSConnection if server.secure else HTTPConnection
+        connection = kind(server.host, server.port, timeout=CONNECT_SECONDS)
         data = None if body is None else json.dumps(body).encode()
         try:
-            connection.request(method, self._base + path, data, self._headers)
+            connection.request(method, f"{server.path}/v1{path}", data, self._headers)
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
             raise ForerunError(f"no answer from {self._address}: {error or type(error).__name__}") from error
@@ -97,7 +93,7 @@ class RemoteReply:
     def __init__(self, response: HTTPResponse) -> None:
         self._response = response
         self._summary: dict[str, Any] = {}
-        self._pieces, self._cut, self._began = 0, False, 0.0
+        self._pieces, self._cut = 0, False
 
     def __iter__(self) -> Iterator[Piece]:
         for event in events(self._response):
@@ -109,7 +105,6 @@ class RemoteReply:
             for choice in event.get("choices") or ():
                 self._cut = self._cut or choice.get("finish_reason") == "length"
                 for piece in pieces(choice):
-                    self._began = self._began or time.perf_counter()
                     self._pieces += 1
                     yield piece
 

@@ -6,7 +6,7 @@ import re
 import time
 from typing import IO, TYPE_CHECKING, Protocol
 
-from forerun.cli.chat_talkers import Outcome, Piece
+from forerun.cli.chat_talkers import Outcome, Piece, saved_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -168,8 +168,7 @@ def outcome_line(outcome: Outcome) -> str:
     if outcome.tokens_per_round is not None:
         parts.append(f"{outcome.tokens_per_round:.2f} tokens/round")
     if outcome.seconds_saved is not None:
-        word = "saved" if outcome.seconds_saved >= 0 else "lost"
-        parts.append(f"{abs(outcome.seconds_saved):.1f} s {word}")
+        parts.append(saved_seconds(outcome.seconds_saved))
     if outcome.length:
         parts.append("cut off at its longest")
     if outcome.guaranteed is False:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from forerun.cli.chat_media import attached_part, is_kept_content
-from forerun.cli.chat_talkers import Message, Outcome, Talker
+from forerun.cli.chat_talkers import Message, Outcome, Talker, saved_seconds
 from forerun.cli.generation_flags import parse_option
 from forerun.errors import ForerunError
 from forerun.media.parts import Kind
 from forerun.options import GenerationOptions
+from forerun.weights.home import expanded
 
 FORMAT = "forerun-chat"
 ROLES = ("system", "user", "assistant")
@@ -65,7 +66,8 @@ class Totals:
 
     def line(self) -> str:
         rate = f" · {self.timed / self.seconds:.1f} tok/s" if self.seconds else ""
-        return f"{self.answers} answers · {self.tokens} tokens{rate} · {self.saved:.1f} s saved"
+        answers = f"{self.answers} answer{'' if self.answers == 1 else 's'}"
+        return f"{answers} · {self.tokens} tokens{rate} · {saved_seconds(self.saved)}"
 
 
 @dataclass(slots=True)
@@ -121,7 +123,7 @@ class Session:
             "quit": self._leave,
         }
         if word not in commands:
-            raise ForerunError(f"there is no command /{word}: see /help")
+            raise ForerunError(f'there is no command /{word}: see /help, or put it between """ to say it to the model')
         return commands[word](rest.strip())
 
     def _save(self, name: str) -> str:
@@ -139,7 +141,7 @@ class Session:
             kept = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ForerunError(f"cannot read {file}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ForerunError(f"{file} is not JSON: {error}") from error
         turns, system = _checked_turns(kept, file), kept.get("system")
         if system is not None and not isinstance(system, str):
@@ -147,7 +149,7 @@ class Session:
         given = kept.get("options") or {}
         if not isinstance(given, dict):
             raise ForerunError(f"{file}: options must be an object")
-        options = GenerationOptions.of(_read_options(given))
+        options = GenerationOptions.of(_read_options(given, file))
         self.talker.check(options)
         self.turns, self.system, self.options, self.attached = turns, system, options, []
         return f"{len(turns)} messages from {file}"
@@ -164,8 +166,6 @@ class Session:
     def _regenerate(self, _: str) -> str | None:
         if not self.turns:
             raise ForerunError("there is nothing to answer yet")
-        if self.turns[-1]["role"] == "assistant":
-            self.turns.pop()
         raise Again
 
     def _stats(self, _: str) -> str:
@@ -197,7 +197,7 @@ class Session:
 def _file(name: str, command: str) -> Path:
     if not name:
         raise ForerunError(f"{command} needs the name of a file")
-    return Path(name).expanduser()
+    return expanded(name)
 
 
 def _changed(options: GenerationOptions) -> dict[str, Any]:
@@ -207,10 +207,13 @@ def _changed(options: GenerationOptions) -> dict[str, Any]:
     return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in changed.items()}
 
 
-def _read_options(given: dict[str, Any]) -> dict[str, Any]:
-    """JSON has texts for keys and no sets."""
+def _read_options(given: dict[str, Any], file: Path) -> dict[str, Any]:
+    """JSON has texts for keys."""
     if isinstance(given.get("logit_bias"), dict):
-        given = given | {"logit_bias": {int(token): bias for token, bias in given["logit_bias"].items()}}
+        try:
+            given = given | {"logit_bias": {int(token): bias for token, bias in given["logit_bias"].items()}}
+        except ValueError:
+            raise ForerunError(f"{file}: logit_bias must have token ids for keys") from None
     return given
 
 

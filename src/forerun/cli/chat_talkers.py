@@ -44,6 +44,11 @@ class Outcome:
     warnings: Sequence[str] = field(default_factory=list)
 
 
+def saved_seconds(seconds: float) -> str:
+    """`0.8 s saved`, or lost."""
+    return f"{abs(seconds):.1f} s {'saved' if seconds >= 0 else 'lost'}"
+
+
 class Reply(Protocol):
     """One answer: iterate for its pieces. Leaving the `with` block stops it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +19,7 @@ from forerun.cli.options import (
     Quiet,
     require_positive,
 )
+from forerun.cli.tables import output_console, print_table, unnamed_columns
 from forerun.cli.terminal_progress import terminal_progress
 
 if TYPE_CHECKING:
@@ -81,14 +81,9 @@ def report_to_dict(report: CheckReport) -> dict[str, Any]:
 
 
 def _print_report(report: CheckReport) -> None:
-    from rich.console import Console
-
-    # Without a terminal rich would wrap at 80 columns; whoever reads a pipe wants whole lines.
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
+    console = output_console()
     for table in (_model_table(report), _memory_table(report), _probe_table(report)):
-        if not console.is_terminal:
-            table.box = None  # columns without lines, for grep and friends
-        console.print(table)
+        print_table(table, console)
     for note in report.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     _print_verdict(console, report)
@@ -108,7 +103,7 @@ def _print_verdict(console: Console, report: CheckReport) -> None:
 
 
 def _model_table(report: CheckReport) -> Table:
-    table = _two_columns("model")
+    table = unnamed_columns(2, "model")
     table.add_row("family", report.family)
     table.add_row("parameters", f"{_short_count(report.parameters)} ({report.parameters:,})")
     table.add_row("layers × hidden", f"{report.layers} × {report.hidden}")
@@ -120,7 +115,7 @@ def _model_table(report: CheckReport) -> Table:
 
 
 def _memory_table(report: CheckReport) -> Table:
-    table = _two_columns("memory plan")
+    table = unnamed_columns(2, "memory plan")
     table.add_row("weights", readable_bytes(report.weights_bytes))
     table.add_row("cache", f"{readable_bytes(report.cache_bytes)} for {report.cache_tokens:,} tokens")
     table.add_row("one cache page", readable_bytes(report.page_bytes))
@@ -130,19 +125,14 @@ def _memory_table(report: CheckReport) -> Table:
 
 def _probe_table(report: CheckReport) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="exactness probe", title_justify="left")
     table.add_column("width", justify="right")
     table.add_column("same bits as plain decoding")
     for width, same in report.probe:
-        table.add_row(str(width), "same" if same else "[bold red]DIFFERENT[/]")
+        table.add_row(str(width), "same" if same else Text("DIFFERENT", style="bold red"))
     return table
-
-
-def _two_columns(title: str) -> Table:
-    from rich.table import Table
-
-    return Table("", "", title=title, title_justify="left", show_header=False)
 
 
 def _short_count(count: int) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +27,7 @@ from forerun.errors import ForerunError
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a full quota, a limit on the size of files
 
 
 def run() -> None:
@@ -38,7 +41,7 @@ def run() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
-    _never_fail_on_an_odd_terminal()
+    _prepare_streams()
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except typer.Exit as finished:
@@ -52,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return _refuse(f"cannot write {error.filename or 'the output'}: {error.strerror}; make room and run it again")
 
 
 def build_app() -> typer.Typer:
@@ -116,11 +123,17 @@ def _help_command(error: TyperException) -> str:
     return f"{context.command_path if context else 'forerun'} --help"
 
 
-def _never_fail_on_an_odd_terminal() -> None:
-    """A character the terminal cannot show becomes `?` instead of ending the answer."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+def _prepare_streams() -> None:
+    """No stream may end an answer: closed ones become empty, and characters that a terminal cannot show become `?`.
+
+    What is typed and is no text comes through marked, for those who read it to refuse.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for good
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape" if mode == "r" else "replace")
 
 
 def _drop_stdout() -> None:

@@ -17,7 +17,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     elif prompt == "-":
         text = _decode(sys.stdin.buffer.read(), "standard input")
     elif prompt is not None:
-        text = _require_unicode(prompt)
+        text = require_unicode(prompt, "--prompt")
     else:
         raise ForerunError(_no_prompt())
     if not text:
@@ -46,9 +46,10 @@ def _decode(data: bytes, source: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _require_unicode(text: str) -> str:
+def require_unicode(text: str, source: str) -> str:
+    """The text, unless bytes that are none came with it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ForerunError("--prompt is not UTF-8 text: convert it first") from error
+        raise ForerunError(f"{source} is not UTF-8 text: convert it first") from error
     return text

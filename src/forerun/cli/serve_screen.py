@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.byte_sizes import readable_bytes
 from forerun.cli.sources import Sources
+from forerun.cli.tables import output_console, print_table, unnamed_columns
 from forerun.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from forerun.language_model import LanguageModel
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
 
 def print_settings(settings: ServeSettings, others: Mapping[str, Any], sources: Sources) -> None:
     """One line per setting that is not at its default, with who set it."""
-    table = _table("settings")
+    table = unnamed_columns(3, "settings")
     table.add_row("model", str(others["model"]), sources.of("model") or "default")
     for name, value in (*others.items(), *shown_values(settings).items()):
         source = sources.of(name)
         if source is not None and name != "model":
             table.add_row(name.replace("_", "-"), str(value), source)
-    _print(table)
+    print_table(table, output_console())
 
 
 def shown_values(settings: ServeSettings) -> dict[str, str]:
@@ -47,7 +46,7 @@ def print_plan(loaded: LanguageModel) -> None:
     from forerun.memory_plan import memory_plan
 
     plan = memory_plan(loaded)
-    _print(plan_table(plan))
+    print_table(plan_table(plan), output_console())
     if loaded.media is not None:
         from forerun.media.reading import what_is_read
 
@@ -60,7 +59,7 @@ def print_plan(loaded: LanguageModel) -> None:
 
 def plan_table(plan: MemoryPlan) -> Table:
     """The memory plan."""
-    table = _table("memory plan")
+    table = unnamed_columns(3, "memory plan")
     table.add_row("weights", readable_bytes(plan.weights), "")
     for drafter in plan.drafters:
         table.add_row(f"drafter {drafter.name}", readable_bytes(drafter.weights + drafter.cache), _about(drafter))
@@ -99,23 +98,3 @@ def base_url(host: str, port: int) -> str:
         host = "127.0.0.1"
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
     return f"http://{host}:{port}"
-
-
-def _table(title: str) -> Table:
-    from rich.table import Table
-
-    return Table("", "", "", title=title, title_justify="left", show_header=False)
-
-
-def _print(table: Table) -> None:
-    console = _console()
-    if not console.is_terminal:
-        table.box = None  # columns without lines, for grep and friends
-    console.print(table, markup=False)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # Without a terminal rich would wrap at 80 columns; whoever reads a pipe wants whole lines.
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)

@@ -12,8 +12,8 @@ def statistics_line(response: Response, *, sampled: bool, rejection: bool) -> st
     """`128 tokens · 71.3 tok/s · 2.31 tokens/round · 61 % of drafts accepted · lookup · same text … guaranteed`."""
     count = response.completion_tokens
     parts = [f"{count} token{'' if count == 1 else 's'}", f"{response.tokens_per_second:.1f} tok/s"]
-    if response.rounds:  # the first token comes out of the prompt, so tokens / rounds would flatter
-        parts.append(f"{1 + response.accepted / response.rounds:.2f} tokens/round")
+    if response.rounds:
+        parts.append(f"{response.tokens_per_round:.2f} tokens/round")
     if response.drafted:
         parts.append(f"{100 * response.accepted / response.drafted:.0f} % of drafts accepted")
     else:

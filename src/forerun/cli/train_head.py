@@ -15,6 +15,7 @@ from forerun.errors import ForerunError
 DATA_PANEL = "Data"
 TRAINING_PANEL = "Training"
 DEFAULT_MINUTES = 30.0
+SEEDS = 2**32
 
 
 def train_head(
@@ -95,13 +96,15 @@ def train_head(
     quiet: Quiet = False,
 ) -> None:
     """Train a head on answers the model writes itself. Run it again to go on after an interruption."""
-    for name, value in (("--count", count), ("--steps", steps), ("--intermediate", intermediate)):
+    counts = {"--count": count, "--answer-tokens": answer_tokens, "--steps": steps, "--intermediate": intermediate}
+    for name, value in counts.items():
         require_positive(name, value)
-    require_positive("--answer-tokens", answer_tokens)
-    if minutes is not None and not minutes > 0:
+    if minutes is not None and not 0 < minutes < float("inf"):
         raise ForerunError("--minutes must be above 0")
     if rate is not None and not 0 < rate < 1:
         raise ForerunError("--rate must be between 0 and 1")
+    if not 0 <= seed < SEEDS:  # other generators take other numbers, but only when answers have been written
+        raise ForerunError(f"--seed {seed}: give a whole number from 0 to {SEEDS - 1}")
     size = _draft_vocab(draft_vocab)
     layers = _taps(taps)
 

@@ -9,7 +9,7 @@ from forerun.cache.pages import PagePool
 from forerun.draft.arms import ASSISTANT, MODEL, MTP
 from forerun.draft.assistant import AssistantDrafter
 from forerun.errors import ForerunError
-from forerun.models.gemma4_assistant import POSITIONS, build_assistant, fitting_layers, read_assistant
+from forerun.models.gemma4_assistant import build_assistant, fitting_layers, read_assistant
 from forerun.models.layers.decoder import Decoder
 from forerun.weights.assistants import MODEL_TYPES, assistant_beside, is_assistant
 from forerun.weights.checkpoint import open_checkpoint
@@ -29,8 +29,6 @@ class FoundAssistant:
 
 def load_assistant(folder: Path, decoder: Decoder, pool: PagePool, vocab: int, position: str) -> AssistantDrafter:
     """The assistant in a folder. Whether it fits is known before its weights are read."""
-    if position not in POSITIONS:
-        raise ForerunError(f"the assistant's position must be {' or '.join(POSITIONS)}, not {position!r}")
     values = read_config(folder)
     if values["model_type"] not in MODEL_TYPES:
         raise ForerunError(f"{folder} is no assistant: its model type is {values['model_type'][:40]!r}")

@@ -44,7 +44,7 @@ def _place(part: Any, number: int, taken: list[MediaPart]) -> Any:
 
 def split_prompt(prompt: Any, given: Mapping[Kind, Sequence[Any]], *, templated: bool) -> tuple[Any, list[MediaPart]]:
     """Any prompt of the library's, and the media that belong to its places. `templated`: text goes into a template."""
-    if not isinstance(prompt, Sequence):
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         raise ForerunError("the prompt must be text, a list of messages or a list of token ids (whole numbers)")
     messages = not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(item, Mapping) for item in prompt)
     if messages or (isinstance(prompt, str) and templated and any(given.values())):

@@ -7,6 +7,7 @@ contains one stays text (`guarded`). With `raw` the whole text is the caller's, 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -208,9 +209,14 @@ def _checked_messages(messages: Sequence[Any]) -> list[Message]:
 
 
 def _checked_ids(ids: Sequence[Any], vocabulary: int) -> list[int]:
-    for token in ids:
-        if not isinstance(token, int) or isinstance(token, bool):
-            raise ForerunError("the prompt must be text, a list of messages or a list of token ids (whole numbers)")
+    """Plain ints of whatever counts as one, numpy's among them."""
+    try:
+        tokens = [operator.index(token) for token in ids if not isinstance(token, bool)]
+    except TypeError:
+        tokens = []
+    if len(tokens) != len(ids):
+        raise ForerunError("the prompt must be text, a list of messages or a list of token ids (whole numbers)")
+    for token in tokens:
         if not 0 <= token < vocabulary:
             raise ForerunError(f"the prompt has token id {token}, but the tokenizer's ids are 0 to {vocabulary - 1}")
-    return list(ids)
+    return tokens

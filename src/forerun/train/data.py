@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,22 +21,13 @@ from forerun.train.prompts.prompt import Prompt, text_of
 from forerun.train.prompts.survey import nearly, survey
 from forerun.train.settings import Settings
 from forerun.train.target import Target
+from forerun.weights.folder import save_tensors
 
 SELF_WRITTEN = 0.25  # of the first turns
 FIRST_TURNS = 0.65  # of all prompts; the rest goes on from their answers
 USER_SECOND_TURNS = 0.1  # of the answers to the user's own prompts
 SHORTEST_ANSWER = 3
 USER_TOKENS = 200  # longest prompt a model writes itself, and no more than two short answers
-
-
-@dataclass(slots=True)
-class Sources:
-    """What went into the data, for the model card."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, name: str, count: int) -> None:
-        self.counts[name] = self.counts.get(name, 0) + count
 
 
 class Writer:
@@ -55,7 +46,7 @@ class Writer:
         self.target, self.encoder, self.ends, self.settings = target, encoder, ends, settings
         self.overlap, self.progress, self.log = overlap, progress, log
         self.chance = random.Random(settings.seed)
-        self.sources = Sources()
+        self.sources: Counter[str] = Counter()  # what went into the data, for the model card
         self.answers: list[Answer] = []
         self.tokens = 0
         self._asked: set[str] = set()
@@ -72,7 +63,7 @@ class Writer:
         self.chance.shuffle(usable)
         rounds = max(1, min(4, self.settings.prompts // len(usable)))
         names = ", ".join(path.name for path in paths)
-        self.sources.add(f"prompts given by the user ({names})", len(usable))
+        self.sources[f"prompts given by the user ({names})"] += len(usable)
         deadline = None if seconds is None else began + (1 - USER_SECOND_TURNS) * seconds
         limit = None if token_limit is None else int((1 - USER_SECOND_TURNS) * token_limit)
         talks: list[tuple[Prompt, list[int]]] = []
@@ -95,8 +86,8 @@ class Writer:
         self.chance.shuffle(prompts)
         usable = self._usable(prompts)
         check_some(usable)
-        self.sources.add("written for forerun or cut from Python's documentation", len(written))
-        self.sources.add("written by the model itself", len(own))
+        self.sources["written for forerun or cut from Python's documentation"] += len(written)
+        self.sources["written by the model itself"] += len(own)
         left = None if seconds is None else began + (0.12 + 0.88 * FIRST_TURNS) * seconds
         talks = self._answer(usable, left, None, None if token_limit is None else int(0.6 * token_limit))
         deadline = None if seconds is None else began + seconds
@@ -106,7 +97,7 @@ class Writer:
         """Conversations that go on, and tasks over what the model said."""
         said = ((prompt, self.encoder.decode(answer).strip()) for prompt, answer in talks)
         usable = self._usable(list(itertools.islice(next_turns(said, self.settings.seed), most)))
-        self.sources.add("second turns, and tasks over the model's own texts", len(usable))
+        self.sources["second turns, and tasks over the model's own texts"] += len(usable)
         return usable
 
     def _usable(self, prompts: Sequence[Prompt], told: bool = False) -> list[tuple[Prompt, list[int]]]:
@@ -199,8 +190,6 @@ class Writer:
 
 def save_answers(file: Path, answers: Iterable[Answer]) -> None:
     """All answers in one file of plain tensors."""
-    from safetensors.torch import save_file
-
     answers = list(answers)
     file.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -209,7 +198,7 @@ def save_answers(file: Path, answers: Iterable[Answer]) -> None:
         "answers": torch.tensor([len(answer.answer) for answer in answers]),
         "heats": torch.tensor([answer.temperature for answer in answers]),
     }
-    save_file(tensors, file)
+    save_tensors(tensors, file)
 
 
 def load_answers(file: Path) -> list[Answer]:

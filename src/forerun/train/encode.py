@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.errors import ForerunError
-from forerun.text.chat import encode_prompt
 from forerun.train.prompts.prompt import Prompt
 
 MARK = "\ue123"  # a private-use character stands for the user's text
@@ -56,9 +55,6 @@ class Encoder:
             return self._render(messages)
         except Exception:  # noqa: BLE001 - a template may fail in any way, and then this prompt is left out
             return None
-
-    def encode_one(self, prompt: Prompt) -> list[int]:
-        return encode_prompt(self.tokenizer, prompt)
 
     def user_turn(self) -> list[int] | None:
         """The ids a user's text would follow; None when the template does not say."""

@@ -77,9 +77,8 @@ class Head:
         new["mtp.fc.weight"] += noise * torch.randn(hidden, 2 * hidden, generator=generator)
         if self.taps:
             count = len(self.taps)
-            for index in range(count):
+            for index in range(count + 1):
                 new[f"mtp.tap_norms.{index}.weight"] = torch.full((hidden,), scales.hidden)
-            new[f"mtp.tap_norms.{count}.weight"] = torch.full((hidden,), scales.hidden)
             fuse = 0.1 / hidden**0.5 * torch.randn(hidden, (count + 1) * hidden, generator=generator)
             fuse[:, count * hidden :] = identity
             new["mtp.fuse.weight"] = fuse

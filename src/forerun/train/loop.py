@@ -235,8 +235,7 @@ class Trainer:
         return Watched(mean[0], mean[1], mean[2])
 
     def save(self, file: Path) -> None:
-        """The checkpoint appears whole or not at all."""
-        file.parent.mkdir(parents=True, exist_ok=True)
+        """The checkpoint appears whole or not at all; without room for it training goes on."""
         record = self.record
         state: dict[str, Any] = {
             "weights": {name: tensor.detach() for name, tensor in self.head.weights.items()},
@@ -247,8 +246,16 @@ class Trainer:
             "record": [record.steps, record.positions, record.seconds, record.losses, record.held_out],
         }
         beside = file.with_suffix(".part")
-        torch.save(state, beside)
-        os.replace(beside, file)
+        try:
+            with beside.open("wb") as stream:
+                torch.save(state, stream)
+            os.replace(beside, file)
+        except (OSError, RuntimeError) as error:
+            refused = error if isinstance(error, OSError) else error.__context__  # torch hides what the system said
+            if not isinstance(refused, OSError):
+                raise
+            beside.unlink(missing_ok=True)
+            self.log(f"no checkpoint could be written to {file.parent}: {refused.strerror}; training goes on")
 
     def load(self, file: Path) -> None:
         """Go on from a checkpoint, when there is one."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forerun.errors import ForerunError
 from forerun.progress import NullProgress, Progress
+from forerun.text.chat import encode_prompt
 from forerun.train.card import model_card
 from forerun.train.chain import fused_chain, fused_works, plain_chain
 from forerun.train.data import Writer, load_answers, save_answers
@@ -23,6 +24,7 @@ from forerun.train.figures import Asked, measure, rate_with_ids
 from forerun.train.generate import Answer
 from forerun.train.head import Head
 from forerun.train.loop import Record, Trainer
+from forerun.train.prompts.documents import folder_paragraphs
 from forerun.train.prompts.overlap import Overlap
 from forerun.train.prompts.prompt import text_of
 from forerun.train.prompts.questions import Question, read_evaluation
@@ -33,9 +35,10 @@ from forerun.train.store import FeatureStore
 from forerun.train.target import Target, load_target
 from forerun.train.vocabulary import token_frequency, vocabulary_order
 from forerun.weights.find import find
+from forerun.weights.heads import WEIGHTS
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
-ANSWERS, CHECKPOINT, RECIPE = "answers.safetensors", "checkpoint.pt", "recipe.json"
+ANSWERS, SOURCES, CHECKPOINT, RECIPE = "answers.safetensors", "sources.json", "checkpoint.pt", "recipe.json"
 GENERATION_SHARE = 0.85  # of the time for data; reading the features takes the rest
 FEATURE_SHARE = 0.68  # of the GPU memory that nobody else uses
 CPU_FEATURE_BYTES = 4 << 30
@@ -67,7 +70,12 @@ def train_head(
     if where.type == "cuda":
         torch.set_float32_matmul_precision("high")  # products of bfloat16 values: nothing is lost
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape
+    if texts is not None and prompts:
+        raise ForerunError("--texts is for the built-in prompts: drop it, or drop --prompts")
+    if texts is not None:
+        folder_paragraphs(texts)  # what holds none is refused before a model is loaded for it
     work = work or out.with_name(out.name + ".work")
+    _make_folders(out, work)
     folder = find(model, progress=progress)
     target = load_target(folder, where)
     start = load_start(target, settings, log)
@@ -136,6 +144,18 @@ def train_head(
     return report
 
 
+def _make_folders(out: Path, work: Path) -> None:
+    """Where nothing can be written, or something else would be overwritten, is found out before a head is trained."""
+    for flag, folder in (("--out", out), ("--work", work)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ForerunError(f"{flag} {folder}: {error.strerror}; name another folder") from error
+    held = [file.name for file in out.iterdir()]
+    if held and not any(name.startswith(WEIGHTS) for name in held):
+        raise ForerunError(f"--out {out} holds other files than a head's: name a new folder")
+
+
 def pick_device(name: str) -> torch.device:
     """`auto`: a CUDA device when there is one."""
     if name == "auto":
@@ -182,10 +202,9 @@ def _check_recipe(work: Path, chosen: dict[str, Any]) -> None:
     """Refuses to go on with other settings or data than the run began with."""
     recipe = json.dumps(chosen, sort_keys=True, indent=1)
     file = work / RECIPE
-    begun = work.is_dir() and any(path.name != RECIPE for path in work.iterdir())  # a recipe alone protects nothing
+    begun = any(path.name != RECIPE for path in work.iterdir())  # a recipe alone protects nothing
     if begun and file.is_file() and file.read_text(encoding="utf-8") != recipe:
         raise ForerunError(f"{work} holds a run with other settings or data: delete it, or give another --work folder")
-    work.mkdir(parents=True, exist_ok=True)
     file.write_text(recipe, encoding="utf-8")
 
 
@@ -197,7 +216,7 @@ def _askable(questions: Sequence[Question], encoder: Encoder, most: int, log: Ca
     found = []
     for question in questions:
         try:
-            ids = encoder.encode_one(question.prompt)
+            ids = encode_prompt(encoder.tokenizer, question.prompt)
         except ForerunError:
             continue
         if len(ids) <= most:
@@ -228,7 +247,7 @@ def _answers(
     if file.is_file():
         answers = load_answers(file)
         log(f"{len(answers)} answers found in {work}")
-        return answers, json.loads((work / "sources.json").read_text(encoding="utf-8"))
+        return answers, json.loads((work / SOURCES).read_text(encoding="utf-8"))
     room = settings.feature_bytes or _feature_bytes(target.device)
     limit = room // FeatureStore.bytes_per_token(target, taps)
     writer = Writer(
@@ -242,9 +261,10 @@ def _answers(
         raise ForerunError("the model wrote no usable answers in the time given: give it more minutes or other prompts")
     if target.device.type == "cuda":
         torch.cuda.empty_cache()
-    (work / "sources.json").write_text(json.dumps(writer.sources.counts), encoding="utf-8")
+    sources = dict(writer.sources)
+    (work / SOURCES).write_text(json.dumps(sources), encoding="utf-8")
     save_answers(file, writer.answers)
-    return writer.answers, writer.sources.counts
+    return writer.answers, sources
 
 
 def _feature_bytes(device: torch.device) -> int:

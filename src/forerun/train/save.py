@@ -18,6 +18,7 @@ from forerun.kernels.matrix import Rounded, Weight, round_to_int8
 from forerun.train.head import LAYER, Head
 from forerun.weights.checkpoint import SCALE
 from forerun.weights.fingerprint import fingerprint
+from forerun.weights.folder import save_tensors
 from forerun.weights.heads import FORMAT, VERSION, WEIGHTS
 
 COPIED = ("model_type", "hidden_size", "vocab_size", "num_hidden_layers")
@@ -25,8 +26,6 @@ COPIED = ("model_type", "hidden_size", "vocab_size", "num_hidden_layers")
 
 def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[str, Any], card: str) -> None:
     """Write the folder; the config comes last, so that a folder with one is complete."""
-    from safetensors.torch import save_file
-
     out.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for name, tensor in head.weights.items():
@@ -38,7 +37,7 @@ def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[st
     if draft_vocab is not None:
         tensors["mtp.draft_vocab"] = draft_vocab.to("cpu", torch.int64).sort().values.contiguous()
     beside = out / (WEIGHTS + ".part")
-    save_file(tensors, beside, metadata={"format": "pt"})
+    save_tensors(tensors, beside)
     beside.chmod(0o666 & ~_umask())  # safetensors leaves it to its owner alone
     os.replace(beside, out / WEIGHTS)
     (out / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

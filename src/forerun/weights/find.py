@@ -11,7 +11,7 @@ from forerun.progress import NullProgress, Progress
 from forerun.weights.config import read_config
 from forerun.weights.folder import weight_files
 from forerun.weights.gguf_convert import convert_gguf
-from forerun.weights.home import forerun_home
+from forerun.weights.home import expanded, forerun_home
 from forerun.weights.hub import HUB_ID, from_hub, is_offline
 
 # Built-in names: the Python package that carries the weights, and how to get it.
@@ -29,7 +29,7 @@ def find(model: str, *, progress: Progress | None = None, offline: bool | None =
         raise ForerunError("no model given: name a folder, a GGUF file, a hub id (org/name) or a built-in model")
     if model in BUILT_IN:
         return convert_gguf(built_in_file(model), forerun_home(), progress)
-    path = Path(model).expanduser()
+    path = expanded(model)
     if _exists(path):
         return _from_path(path, progress)
     if HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".safetensors", ".bin"):

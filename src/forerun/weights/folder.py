@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -105,6 +110,20 @@ def _no_weights(folder: Path, safetensors: list[str], present: list[str]) -> str
     if ggufs:
         return f"{folder} holds GGUF files; give the file itself: {folder / ggufs[0]}"
     return f"{folder} holds no weights (model.safetensors or {INDEX})"
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """As safetensors. What the system refuses is an OSError, as it is for every other file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))  # it tells the system's errors from its own in no other way
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(file)) from error
 
 
 def write_json(file: Path, value: object) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
 from forerun.progress import Progress
-from forerun.weights.folder import INDEX, SINGLE
+from forerun.weights.folder import INDEX, SINGLE, save_tensors
 from forerun.weights.gguf_config import ROPE_FACTORS, huggingface_name
 from forerun.weights.gguf_gemma import SHIFTED_NORMS, UNREAD
 from forerun.weights.gguf_header import GgufHeader, GgufTensor
@@ -28,7 +28,6 @@ FLOAT16_LARGEST = 65504.0
 def write_tensors(header: GgufHeader, source: Path, folder: Path, config: dict[str, Any], progress: Progress) -> None:
     """Writes every tensor of the file (but the rope factors, which the config states) into `folder`."""
     import numpy as np
-    from safetensors.torch import save_file
 
     text = config.get("text_config", config)  # nested in those of assistants
     layers, architecture = text["num_hidden_layers"], str(header.metadata["general.architecture"])
@@ -47,7 +46,7 @@ def write_tensors(header: GgufHeader, source: Path, folder: Path, config: dict[s
             for tensor in shard:
                 tensors[names[tensor.name]] = _rows_in_order(_read(data, tensor, source), tensor.name, header, config)
                 task.advance(tensor.size)
-            save_file(tensors, folder / file, metadata={"format": "pt"})
+            save_tensors(tensors, folder / file)
             weight_map |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
         (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1))

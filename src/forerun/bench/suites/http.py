@@ -13,7 +13,17 @@ from typing import Any
 import forerun
 from forerun.bench.child_server import ChildServer
 from forerun.bench.http_client import Address
-from forerun.bench.http_load import ARMS, Answer, Job, LoadCell, ask, closed_loop, compare, make_jobs, to_data
+from forerun.bench.http_load import (
+    ARMS,
+    Job,
+    LoadCell,
+    ask,
+    closed_loop,
+    compare,
+    make_jobs,
+    parse_clients,
+    to_data,
+)
 from forerun.bench.statistics import Interval, median
 from forerun.bench.workloads import load_workloads
 from forerun.engine.sequence import Status
@@ -29,11 +39,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 def measure(options: Namespace) -> dict[str, Any]:
     """Engine and server in turns, arm by arm. `overhead` is the share of the engine's own rate that serving takes."""
+    numbers = parse_clients(options.clients)
     model = forerun.load(options.model)
     cells: list[LoadCell] = []
     results: list[dict[str, Any]] = []
     with ChildServer(options.model) as server:
-        for clients in map(int, options.clients.split(",")):
+        for clients in numbers:
             jobs = make_jobs(load_workloads(), 0.0, clients, full=False)
             row = {arm: LoadCell(clients, arm, 0.0) for arm in ARMS}
             alone: dict[str, list[float]] = defaultdict(list)
@@ -68,7 +79,7 @@ def run_server(server: ChildServer, jobs: Sequence[Job], clients: int, cell: Loa
     before = server.loop_seconds() + time.process_time()
     answers, seconds = asyncio.run(closed_loop(jobs, clients, partial(ask, server.address, arm=cell.arm)))
     taken = server.loop_seconds() + time.process_time() - before
-    cell.rates.append(tokens_of([answer for _, answer in answers]) / seconds)
+    cell.rates.append(sum(answer.tokens for _, answer in answers) / seconds)
     cell.answers += answers
     return taken / seconds
 
@@ -124,8 +135,3 @@ def report_line(line: dict[str, Any]) -> str:
         f"served {line['served_tokens_per_second']:.1f} tok/s, {overhead}{ratio}, "
         f"{100 * line['core_share']:.1f} % of a core beside the engine"
     )
-
-
-def tokens_of(answers: Sequence[Answer]) -> int:
-    """Of all of them."""
-    return sum(answer.tokens for answer in answers)

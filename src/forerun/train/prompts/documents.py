@@ -9,6 +9,8 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from forerun.errors import ForerunError
+
 SHORTEST, LONGEST = 120, 1600
 
 
@@ -47,9 +49,12 @@ def docstrings_and_functions(modules: Sequence[str]) -> tuple[list[str], list[st
 
 def folder_paragraphs(folder: Path) -> list[list[str]]:
     """Texts that the user adds: every .txt, .md or .rst file below the folder."""
-    files = sorted(file for file in folder.rglob("*") if file.suffix in (".txt", ".md", ".rst"))
+    files = sorted(file for file in folder.rglob("*") if file.suffix in (".txt", ".md", ".rst") and file.is_file())
     texts = (_paragraphs(file.read_text(encoding="utf-8", errors="replace")) for file in files)
-    return [paragraphs for paragraphs in texts if paragraphs]
+    found = [paragraphs for paragraphs in texts if paragraphs]
+    if not found:
+        raise ForerunError(f"{folder} holds no texts: give a folder with .txt, .md or .rst files of some paragraphs")
+    return found
 
 
 def _sources(modules: Sequence[str]) -> list[Path]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forerun.train.prompts.prompt import Prompt, text_of
+from forerun.train.prompts.prompt import Prompt
 
 LONG = 300  # tokens
 SHARES = (0.1, 0.5, 0.9)
@@ -71,7 +71,7 @@ def kind_of(prompt: Prompt) -> str:
 
 def nearly(prompt: Prompt) -> str:
     """The same for prompts that differ in case and signs alone."""
-    said = text_of(prompt) if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    said = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
     return " ".join(re.findall(r"\w+", said.lower())) or said
 
 
