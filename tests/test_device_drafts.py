@@ -9,7 +9,7 @@ import torch
 from device_engines import DEVICE, attach, tiny_folder, tiny_head
 
 from forerun.draft.mtp import MtpDrafter
-from forerun.draft.protocol import Want
+from forerun.draft.protocol import FollowShape, Want
 from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu import attention
 from forerun.models.families import build
@@ -52,3 +52,9 @@ def test_sequences_that_are_not_equally_far_draft_together(drafter: MtpDrafter) 
     for sequence in TEXTS:
         drafter.close(sequence)
     drafter.pool.check([])
+
+
+def test_only_plain_rounds_without_drafts_after_them_may_be_read_later() -> None:
+    shapes = {(1, 0): True, (1, 2): False, (3, 0): False, (3, 2): False}  # width and drafts to make
+    for (width, drafts), later in shapes.items():
+        assert FollowShape(slots=2, width=width, drafts=drafts).only_follows is later

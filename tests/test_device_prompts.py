@@ -130,3 +130,17 @@ def test_a_round_of_the_host_leaves_the_features_of_a_prompt_alone(tmp_path: Pat
     drafted = engine.submit(request([9, 8, 7], max_tokens=3, draft="mtp", draft_tokens=1), NoText())
     finish(engine, [by_host, drafted])
     assert by_host.error is None and drafted.error is None and fed and all(fed)
+
+
+def test_a_prompt_does_not_wait_for_the_end_of_another_answer(tmp_path: Path) -> None:
+    """Rounds of the same sequences follow each other without the host; not while somebody has to be read."""
+    folder = tiny_folder(tmp_path / "model")
+    engine = device_engine(folder, tiny_head(tmp_path / "head", folder))
+    first = engine.submit(request([5, 6, 7], max_tokens=20, draft="off"), NoText())
+    while first.counters.rounds < 2:
+        engine.step()
+    second = engine.submit(request([9, 8, 7], max_tokens=3, draft="off"), NoText())
+    for _ in range(3):
+        engine.step()
+    assert second.answer and first.status is Status.RUNNING
+    finish(engine, [first, second])

@@ -116,6 +116,23 @@ def test_blocks_inside_blocks_wait_for_the_outermost() -> None:
     assert done == ["inner", "outer"]
 
 
+def test_work_that_takes_long_is_interrupted_at_once() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts_held(), interrupts_let_through():
+        signal.raise_signal(signal.SIGINT)
+        done.append("the rest of it")
+    with pytest.raises(KeyboardInterrupt), interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+        with interrupts_let_through():
+            done.append("begun in spite of it")
+    with pytest.raises(KeyboardInterrupt), interrupts_held():
+        with interrupts_let_through():
+            pass
+        signal.raise_signal(signal.SIGINT)
+        done.append("what comes after it")
+    assert done == ["what comes after it"]
+
+
 def test_handlers_of_others_and_other_threads_are_left_alone() -> None:
     seen = []
     signal.signal(signal.SIGINT, lambda *_: seen.append("theirs"))
