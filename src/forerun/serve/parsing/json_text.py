@@ -33,15 +33,21 @@ def json_string(text: str) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value; ValueError for what is not strict JSON (NaN, Infinity) or too deep."""
+    """The value; ValueError for what is not strict JSON (NaN, Infinity), too deep, or too long a number for Python.
+
+    And for a text with half a character in it: JSON can spell one (`\\ud800`), but nobody can send it.
+    """
 
     def refuse(word: str) -> Any:
         raise ValueError(word)
 
     try:
-        return json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=refuse)
     except RecursionError as error:
         raise ValueError("too deep") from error
+    if isinstance(value, str):
+        value.encode()
+    return value
 
 
 class JsonReader:
