@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from families import parse, short
 
+LONG = 60_000  # letters: what takes time by their square takes many seconds
 DIGITS = "1" * 5000  # more than Python turns into a number
 
 
@@ -46,3 +48,25 @@ def test_half_a_character_in_an_argument_stays_as_json_spells_it() -> None:
     )
     assert (name, arguments) == ("now", '{"a": "\\ud800"}')
     assert json.loads(arguments) == {"a": "\ud800"}
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("hermes", "a" + " " * LONG + "b"),
+        ("hermes", "<think>a" + "\n" * LONG + "b</think>c"),
+        ("hermes", '<tool_call>{"name": "now", "arguments": ' + " " * LONG + '{"a": 1}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {' + " " * LONG + '"a": 1}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "' + " " * LONG + '{}"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": ' + "1" * LONG + "}}</tool_call>"),
+        ("mistral", "[TOOL_CALLS]now[ARGS]{" + " " * LONG + "}"),
+    ],
+    ids=["text", "thinking", "before arguments", "in arguments", "arguments as text", "number", "mistral"],
+)
+def test_white_space_and_digits_without_end_take_time_in_proportion(family: str, text: str) -> None:
+    """They come letter by letter, and the event loop that reads them has other answers to read."""
+    begun = time.thread_time()
+    cut = parse(family, text, range(len(text)))
+    assert time.thread_time() - begun < 2.5
+    assert cut == parse(family, text)
+    assert len(cut) == (1 if text[0] == "a" else 2 if "think" in text else 3)

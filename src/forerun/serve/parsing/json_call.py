@@ -74,9 +74,9 @@ class JsonCall(Base):
             self._told = True
             self.said.arguments(text)
         else:
-            self._text += text
-            if self._may_stream():
-                self._begin_with(self._text.lstrip(SPACE))
+            self._text += text if self._text else text.lstrip(SPACE)
+            if self._may_stream(text):
+                self._begin_with(self._text)
         if step is Step.MORE:
             return Reading.MORE
         if self._state == "key":
@@ -96,12 +96,11 @@ class JsonCall(Base):
     def _streaming(self) -> bool:
         return self.started and self._state == "value" and self._arguments is None and self._key in ARGUMENTS
 
-    def _may_stream(self) -> bool:
-        """The arguments of a known call are an object, and what it begins with is good JSON."""
+    def _may_stream(self, new: str) -> bool:
+        """The arguments of a known call are an object, and what it begins with is good JSON: `new` is more of that."""
         if self.started or self._name is None or self._state != "value" or self._key not in ARGUMENTS:
             return False
-        first, _, second = self._text.lstrip(SPACE).partition("{")
-        return not first and bool(second.strip(SPACE)) and self._arguments is None
+        return self._arguments is None and self._text[:1] == "{" and len(self._text) > 1 and bool(new.strip(SPACE))
 
     def _keep_value(self) -> bool:
         """A key's value is there as a whole: is it what a call has?"""

@@ -98,6 +98,10 @@ class JsonReader:
         # As far as it came it must be the beginning of a word or of a number.
         if word[0].isalpha():
             good = any(known.startswith(word) for known in _WORDS)
+        elif len(word) > 2 and word[-3:].isdigit():
+            good = (
+                True  # as good as the digit before it: models write numbers without end, and to look at all takes long
+            )
         else:
             good = any(_NUMBER.fullmatch(word + rest) for rest in ("", "0", "1"))
         if not good:
