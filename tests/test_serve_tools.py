@@ -123,6 +123,25 @@ def test_the_template_sees_tools_calls_results_and_reasoning(engine: FakeEngine,
         assert "sun" in prompt
 
 
+def test_calls_come_back_as_the_model_wrote_them(engine: FakeEngine, address: str) -> None:
+    """With a name that no tool has, or cut off by a length limit: a client that sends them back must not be stuck."""
+    for name, arguments, shown in (
+        ("look up!", '{"city": "Paris"}', '{"name": "look up!", "arguments": {"city": "Paris"}}'),
+        (
+            "weather",
+            '{"days": [1, 2], "city": "Par',
+            '{"name": "weather", "arguments": {"days": [1, 2], "city": "Par"}}',
+        ),
+        ("weather", '{"city', '{"name": "weather", "arguments": {}}'),
+    ):
+        function = {"name": name, "arguments": arguments}
+        called = {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+        messages = [*ASK, called, {"role": "tool", "tool_call_id": "c1", "content": "no such tool"}]
+        reply = call(address, "/v1/chat/completions", {"messages": messages, "tools": TOOLS})
+        assert reply.status == 200, reply.text
+        assert shown in prompt_of(engine)
+
+
 def test_thinking_is_switched_by_any_of_the_fields(engine: FakeEngine, address: str) -> None:
     off = [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}]
     on = [{}, {"reasoning_effort": "high"}, {"chat_template_kwargs": {"enable_thinking": True}}]

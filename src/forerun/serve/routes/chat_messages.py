@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
+from forerun.serve.dialects.conversation import read_arguments
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.media_parts import AnyMediaPart, refuse_others
 from forerun.serve.routes.strict import Strict
@@ -40,9 +40,9 @@ Text = str | Annotated[Several[Part], Field(max_length=MAX_PARTS)]
 
 
 class CalledFunction(Strict):
-    """What the model called."""
+    """What the model called: a tool, or whatever it took for the name of one."""
 
-    name: FunctionName
+    name: str
     arguments: str
 
 
@@ -118,14 +118,7 @@ def joined(content: Text | None) -> str:
 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:
     """Templates want arguments as an object."""
-    try:
-        arguments = json.loads(call.function.arguments or "{}", parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
+    arguments = read_arguments(call.function.arguments)
+    if arguments is None:
         raise bad_request("The arguments of a tool call must be a JSON object, as text.", f"{where}.tool_calls")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
