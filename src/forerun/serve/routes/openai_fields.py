@@ -13,9 +13,9 @@ from forerun.serve.errors import bad_request
 from forerun.serve.routes.output_fields import OutputFields
 from forerun.serve.routes.strict import Strict
 from forerun.serve.several import Several
+from forerun.text.stops import MAX_STOP_LENGTH
 
 LARGEST = 2**31 - 1
-MAX_STOP_LENGTH = 1000
 MAX_BIASES = 4096
 MAX_TOP_LOGPROBS = 20
 DEFAULTS = {"temperature": 1.0}  # OpenAI's; all others are the sampler's own
