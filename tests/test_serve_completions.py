@@ -92,6 +92,16 @@ def test_a_text_is_rated_as_lm_eval_does(address: str) -> None:
     assert rated["choices"][0]["text"] == "Hello"
 
 
+def test_offsets_are_places_in_the_text(address: str, engine: FakeEngine) -> None:
+    """Several tokens may share a character: they begin where it does."""
+    prompt = "Hé 🦊!"
+    choice = complete(address, prompt=prompt, echo=True, logprobs=0, max_tokens=3)["choices"][0]
+    offsets, tokens = choice["logprobs"]["text_offset"], engine.tokenizer(prompt)["input_ids"]
+    assert offsets[:8] == [0, 1, 1, 2, 3, 3, 3, 3]
+    for text, offset in list(zip(choice["logprobs"]["tokens"], offsets, strict=True))[len(tokens) - 1 :]:
+        assert choice["text"][offset:].startswith(text)
+
+
 def test_no_log_probabilities_of_the_prompt_unless_asked_for(address: str, engine: FakeEngine) -> None:
     for fields, asked in (({"echo": True}, False), ({"logprobs": 1}, False), ({"echo": True, "logprobs": 1}, True)):
         complete(address, prompt="Hello", **fields)
