@@ -45,10 +45,12 @@ class Extras(Strict):
     @classmethod
     def _plain_json(cls, body: Any) -> Any:
         """Parts of a body are echoed and rendered: what is no JSON to others must not get that far."""
+        if isinstance(body, bytes):  # it came as something else than JSON, and is refused as such
+            return body
         try:
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError, RecursionError):  # a body that came as something else is bytes
-            raise ValueError("the body must be plain JSON: finite numbers, whole characters, not too deep") from None
+        except (ValueError, RecursionError):
+            raise ValueError("The body must be plain JSON: finite numbers, whole characters, not too deep.") from None
         return body
 
     def wish(
