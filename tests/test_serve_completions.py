@@ -76,6 +76,11 @@ def test_choices_come_in_the_order_of_the_prompts(address: str) -> None:
     assert [choice["index"] for choice in choices] == list(range(6))
 
 
+def test_usage_and_timings_count_every_prompt_once(address: str) -> None:
+    answer = complete(address, prompt=["a", "ab", "abc"], n=2)
+    assert answer["usage"]["prompt_tokens"] == answer["timings"]["prompt_n"] == 1 + 2 + 3
+
+
 def test_a_text_is_rated_as_lm_eval_does(address: str) -> None:
     """echo with logprobs; max_tokens 1 adds a token at the end, 0 adds none."""
     prompt = [40, 41, 42, 43]
