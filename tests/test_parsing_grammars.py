@@ -227,3 +227,27 @@ def test_formats_end_where_their_standards_do(tools: Sequence[Tool]) -> None:
 
     assert legal("me@there.org") and legal("a" * 60 + "@" + "b" * 60)
     assert not legal("a" * 300 + "@there.org")
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4"])
+@pytest.mark.parametrize(
+    "odd",
+    [{"required": True}, {"required": [["a"]]}, {"required": "a"}, {"properties": [1]}, {"properties": "a"}],
+    ids=str,
+)
+def test_a_schema_that_is_none_is_the_clients_error(name: str, odd: dict[str, Any]) -> None:
+    schema = {"type": "object", **odd}
+    if "required" not in odd:  # what is wrong with the whole is found before
+        schema = {"type": "object", "properties": {"inner": schema}, "required": ["inner"]}
+    with pytest.raises(ForerunError, match=r"must be|cannot be used"):
+        compile_grammar(*grammar_of(name, schema))
+
+
+def grammar_of(name: str, schema: dict[str, Any]) -> tuple[Any, Any, str]:
+    vocabulary = GrammarVocabulary(family_tokenizer(name), 310, {2})
+    return vocabulary, "grammar", tool_grammar(family_format(name), [Tool("f", parameters=schema)], "required")
+
+
+def test_words_of_a_schema_that_are_no_lists_say_nothing() -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "integer", "anyOf": 7}}, "oneOf": 7}
+    assert compile_grammar(*grammar_of("gemma4", odd))
