@@ -5,12 +5,11 @@ from __future__ import annotations
 import codecs
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.serve.chat_events import ChatEvent, Delta, Finished, TokenInfo
 from forerun.serve.completion_service import CompletionRun
-from forerun.serve.routes.chat_chunks import Shape, token_details, usage_body
+from forerun.serve.routes.chat_chunks import Shape, WholeChoice, token_details, usage_body
 
 
 class LegacyLogprobs:
@@ -105,39 +104,31 @@ def _head(run: CompletionRun, shape: Shape) -> dict[str, Any]:
     }
 
 
-@dataclass(slots=True)
-class _Whole:
-    text: list[str] = field(default_factory=list)
-    tokens: list[TokenInfo] = field(default_factory=list)
-    end: Finished | None = None
-
-
 async def whole_text(run: CompletionRun, shape: Shape, only_prompt: bool) -> dict[str, Any]:
     """The answer in one piece; `only_prompt`: what was generated is left out, only the prompt is rated."""
-    parts = [_Whole() for _ in run.run.choices]
+    parts = [WholeChoice() for _ in run.run.choices]
     body = _head(run, shape)
     async for event in run.run:
         if isinstance(event, Delta):
-            parts[event.choice].text.append(event.content)
-            parts[event.choice].tokens += event.tokens
+            parts[event.choice].add(event)
         elif isinstance(event, Finished):
             parts[event.choice].end = event
         else:
             usage = usage_body(event.usage)
             if only_prompt:
-                parts = [_Whole(end=Finished(index, "length")) for index in range(len(parts))]
+                parts = [WholeChoice(end=Finished(index, "length")) for index in range(len(parts))]
                 usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
             body["choices"] = [_choice(index, part, run, shape) for index, part in enumerate(parts)]
             body |= {"usage": usage, **event.statistics}
     return body
 
 
-def _choice(index: int, part: _Whole, run: CompletionRun, shape: Shape) -> dict[str, Any]:
+def _choice(index: int, part: WholeChoice, run: CompletionRun, shape: Shape) -> dict[str, Any]:
     assert part.end is not None, "every choice is finished before the summary"
     before = run.prompt_tokens(index) if shape.echo else []
     choice: dict[str, Any] = {
         "index": index,
-        "text": (run.prompt_text(index) if shape.echo else "") + "".join(part.text),
+        "text": (run.prompt_text(index) if shape.echo else "") + "".join(part.content),
         "logprobs": LegacyLogprobs().of([*before, *part.tokens]) if shape.logprobs else None,
         "finish_reason": part.end.reason,
         "stop_reason": part.end.stop,
