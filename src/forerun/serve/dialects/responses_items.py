@@ -8,8 +8,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from forerun.serve.routes.chat_messages import FunctionName
 from forerun.serve.routes.media_parts import InputAudio
-from forerun.serve.routes.strict import Strict
-from forerun.serve.several import Several
+from forerun.serve.routes.strict import Several, Strict
 
 
 class Text(Strict):

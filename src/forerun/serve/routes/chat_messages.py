@@ -9,9 +9,8 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from forerun.serve.dialects.conversation import read_arguments
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.media_parts import AnyMediaPart, refuse_others
-from forerun.serve.routes.strict import Strict
+from forerun.serve.routes.strict import Several, Strict
 from forerun.serve.sent_media import SentMedia, place
-from forerun.serve.several import Several
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000

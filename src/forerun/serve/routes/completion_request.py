@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from forerun.serve.completion_service import CompletionJob
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.openai_fields import LARGEST, MAX_TOP_LOGPROBS, GenerationFields, Id
-from forerun.serve.several import Several
+from forerun.serve.routes.strict import Several
 
 MAX_PROMPTS = 2048
 MAX_IDS = 4_000_000
