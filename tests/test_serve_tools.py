@@ -142,6 +142,20 @@ def test_calls_come_back_as_the_model_wrote_them(engine: FakeEngine, address: st
         assert shown in prompt_of(engine)
 
 
+def test_what_the_official_client_keeps_can_be_sent_back(engine: FakeEngine, address: str) -> None:
+    """As an object or as plain data, which has fields for everything that OpenAI ever sent."""
+    create = (client := openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)).chat.completions.create
+    whole = create(model="tiny", messages=ASK, tools=TOOLS).choices[0].message
+    with client.chat.completions.stream(model="tiny", messages=ASK, tools=TOOLS) as stream:
+        streamed: Any = stream.get_final_completion().choices[0].message
+    old: Any = whole.model_dump() | {"annotations": []}
+    for message in (whole, whole.model_dump(), streamed, streamed.model_dump(), old):
+        create(model="tiny", messages=[*ASK, message, *ASK], tools=TOOLS)
+        assert '{"name": "weather", "arguments": {"city": "Paris"}}' in prompt_of(engine)
+    reply = call(address, "/v1/chat/completions", {"messages": [old | {"annotations": [1]}]})
+    assert (reply.status, reply.error["param"]) == (400, "messages[0].annotations")
+
+
 def test_thinking_is_switched_by_any_of_the_fields(engine: FakeEngine, address: str) -> None:
     off = [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}]
     on = [{}, {"reasoning_effort": "high"}, {"chat_template_kwargs": {"enable_thinking": True}}]
