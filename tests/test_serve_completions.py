@@ -113,6 +113,11 @@ def test_no_log_probabilities_of_the_prompt_unless_asked_for(address: str, engin
         assert engine.started[-1].request.prompt_logprobs is asked
 
 
+def test_the_best_n_of_n_are_all_of_them(address: str) -> None:
+    assert len(complete(address, prompt="Hello", n=2, best_of=2)["choices"]) == 2
+    assert len(complete(address, prompt="Hello", best_of=1)["choices"]) == 1
+
+
 def test_sixteen_tokens_unless_told_otherwise(address: str, engine: FakeEngine) -> None:
     complete(address, prompt="Hello")
     assert engine.started[-1].request.max_tokens == 16
@@ -134,6 +139,7 @@ def test_a_raw_prompt_may_hold_control_tokens(address: str, engine: FakeEngine) 
         ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "best_of": 1, "n": 2}, "best_of"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),
