@@ -204,6 +204,7 @@ def test_mistakes_elsewhere_are_one_line(
     assert "--port" in refuse(["--port", "x"], capsys, server)
     assert "65535" in refuse(["--port", "70000"], capsys, server)
     assert "--max-running 0" in refuse(["--max-running", "0"], capsys, server)
+    assert "--max-stops 17" in refuse(["--max-stops", "17"], capsys, server)
     for number in ("nan", "inf", "-1", "0"):
         assert f"--ping {float(number)}" in refuse(["--ping", number], capsys, server)
     assert "one of auto, none, hermes" in refuse(["--tool-parser", "x"], capsys, server)

@@ -125,6 +125,14 @@ def test_a_call_cut_off_is_kept_as_far_as_it_came(service: FakeChatService, clie
     assert whole.content[0].input == {"city": "Osl"} and streamed.content[0].id == whole.content[0].id
 
 
+def test_a_number_that_json_cannot_write_again_stays_text(
+    service: FakeChatService, client: anthropic.Anthropic
+) -> None:
+    service.play([*calls(0, "look", '{"far": 1e999}'), *ends("tool_calls")])
+    answer = client.messages.create(**HELLO, tools=[WEATHER])
+    assert answer.content[0].input == {"arguments": '{"far": 1e999}'}
+
+
 def test_errors_before_the_first_byte_have_a_status(
     server: tuple[FakeChatService, str], service: FakeChatService, client: anthropic.Anthropic
 ) -> None:

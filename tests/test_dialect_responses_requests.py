@@ -245,17 +245,20 @@ def test_what_cannot_be_had_is_refused(
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "said"),
     [
-        b"{",
-        b"[]",
-        b"",
-        b'{"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"x": NaN}}]}',
-        b'{"input": "a", "user": "\\ud800"}',
+        (b"{", "not valid JSON"),
+        (b"[]", "must be a JSON object"),
+        (b"", "must be a JSON object"),
+        (b'{"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"x": NaN}}]}', "finite numbers"),
+        (b'{"input": "a", "user": "\\ud800"}', "whole characters"),
     ],
 )
-def test_bodies_that_are_no_requests_are_refused(server: tuple[FakeChatService, str], body: bytes) -> None:
+def test_bodies_that_are_no_requests_are_refused(server: tuple[FakeChatService, str], body: bytes, said: str) -> None:
     reply = httpx.post(f"{server[1]}/v1/responses", content=body, headers={"content-type": "application/json"})
-    assert reply.status_code == 400 and reply.json()["error"]["message"]
+    assert reply.status_code == 400 and said in reply.json()["error"]["message"]
+
+
+def test_a_body_of_another_type_is_told_what_to_be(server: tuple[FakeChatService, str]) -> None:
     reply = httpx.post(f"{server[1]}/v1/responses", content=b'{"input": "a"}', headers={"content-type": "text/plain"})
-    assert reply.status_code == 400 and reply.json()["error"]["message"]
+    assert reply.status_code == 400 and "sent as application/json" in reply.json()["error"]["message"]

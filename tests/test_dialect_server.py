@@ -61,8 +61,9 @@ def test_responses(engine: FakeEngine, address: str, per_round: int) -> None:
         {"type": "function_call_output", "call_id": item.call_id, "output": output}
         for item, output in zip(whole.output[2:], ("sun", "noon"), strict=True)
     ]
-    client.responses.create(input=[{"role": "user", "content": QUESTION}, *whole.output, *results], **asked)
-    assert prompt_of(engine).endswith(SENT_BACK)
+    for kept in (whole.output, [item.model_dump() for item in whole.output], streamed.output):
+        client.responses.create(input=[{"role": "user", "content": QUESTION}, *kept, *results], **asked)
+        assert prompt_of(engine).endswith(SENT_BACK)
 
 
 def said(item: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 from families import FORMATS, TOOLS, family_format, family_tokenizer, joined, short
+from serve_fakes import FakeEngine, loaded
 
 from forerun.errors import ForerunError
 from forerun.sample.grammar import GrammarVocabulary, compile_grammar
-from forerun.serve.chat_job import Tool
+from forerun.sample.grammar_text import DEFAULT_LIMITS
+from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Tool, ToolChoice
+from forerun.serve.constraining import chat_grammar
 from forerun.serve.parsing.formats import AnswerFormat
 from forerun.serve.parsing.make import make_parser
 from forerun.serve.parsing.tool_grammar import tool_grammar
@@ -201,3 +205,49 @@ def test_what_is_written_under_a_grammar_is_calls_with_valid_arguments(name: str
             seen.add(call[0])
     assert finished >= 15
     assert len(seen) >= 4
+
+
+@pytest.mark.parametrize("tools", [(), TOOLS], ids=["alone", "beside tools"])
+def test_formats_end_where_their_standards_do(tools: Sequence[Tool]) -> None:
+    """An answer's form is the same whether there are tools or not."""
+    engine = FakeEngine()
+    schema = {"type": "object", "properties": {"to": {"type": "string", "format": "email"}}, "required": ["to"]}
+    job = ChatJob(
+        messages=[{"role": "user", "content": "x"}],
+        wish=GenerationWish(output=OutputFormat("json_schema", schema)),
+        tools=tools,
+        tool_choice=ToolChoice("auto" if tools else "none"),
+    )
+    grammar = chat_grammar(loaded(engine), job, DEFAULT_LIMITS)
+    assert grammar is not None
+
+    def legal(address: str) -> bool:
+        tokens = engine.tokenizer(f'{{"to": "{address}"}}', add_special_tokens=False)["input_ids"]
+        return grammar.start(frozenset({2})).legal(tokens) == len(tokens)
+
+    assert legal("me@there.org") and legal("a" * 60 + "@" + "b" * 60)
+    assert not legal("a" * 300 + "@there.org")
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4"])
+@pytest.mark.parametrize(
+    "odd",
+    [{"required": True}, {"required": [["a"]]}, {"required": "a"}, {"properties": [1]}, {"properties": "a"}],
+    ids=str,
+)
+def test_a_schema_that_is_none_is_the_clients_error(name: str, odd: dict[str, Any]) -> None:
+    schema = {"type": "object", **odd}
+    if "required" not in odd:  # what is wrong with the whole is found before
+        schema = {"type": "object", "properties": {"inner": schema}, "required": ["inner"]}
+    with pytest.raises(ForerunError, match=r"must be|cannot be used"):
+        compile_grammar(*grammar_of(name, schema))
+
+
+def grammar_of(name: str, schema: dict[str, Any]) -> tuple[Any, Any, str]:
+    vocabulary = GrammarVocabulary(family_tokenizer(name), 310, {2})
+    return vocabulary, "grammar", tool_grammar(family_format(name), [Tool("f", parameters=schema)], "required")
+
+
+def test_words_of_a_schema_that_are_no_lists_say_nothing() -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "integer", "anyOf": 7}}, "oneOf": 7}
+    assert compile_grammar(*grammar_of("gemma4", odd))

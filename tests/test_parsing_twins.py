@@ -37,7 +37,8 @@ WORDS = [
     "|>",
 ]
 WORDS += ["<tool_call|>", "[ARGS]", "</think>", "true", "1", "call:", "<function=x>", "\t", "\x01"]
-TEXTS = st.lists(st.sampled_from(WORDS), max_size=8).map("".join)
+# A text of Gemma's cannot hold what ends it.
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=8).map("".join).filter(lambda text: '<|"|>' not in text)
 KEYS = st.sampled_from(["city", "days", "a_b", "Ключ"])
 LEAVES = st.none() | st.booleans() | st.integers(-999, 999) | st.sampled_from([1.5, -0.25, 1e30]) | TEXTS
 VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEYS, v, max_size=3), max_leaves=6)

@@ -76,6 +76,11 @@ def test_choices_come_in_the_order_of_the_prompts(address: str) -> None:
     assert [choice["index"] for choice in choices] == list(range(6))
 
 
+def test_usage_and_timings_count_every_prompt_once(address: str) -> None:
+    answer = complete(address, prompt=["a", "ab", "abc"], n=2)
+    assert answer["usage"]["prompt_tokens"] == answer["timings"]["prompt_n"] == 1 + 2 + 3
+
+
 def test_a_text_is_rated_as_lm_eval_does(address: str) -> None:
     """echo with logprobs; max_tokens 1 adds a token at the end, 0 adds none."""
     prompt = [40, 41, 42, 43]
@@ -92,10 +97,25 @@ def test_a_text_is_rated_as_lm_eval_does(address: str) -> None:
     assert rated["choices"][0]["text"] == "Hello"
 
 
+def test_offsets_are_places_in_the_text(address: str, engine: FakeEngine) -> None:
+    """Several tokens may share a character: they begin where it does."""
+    prompt = "Hé 🦊!"
+    choice = complete(address, prompt=prompt, echo=True, logprobs=0, max_tokens=3)["choices"][0]
+    offsets, tokens = choice["logprobs"]["text_offset"], engine.tokenizer(prompt)["input_ids"]
+    assert offsets[:8] == [0, 1, 1, 2, 3, 3, 3, 3]
+    for text, offset in list(zip(choice["logprobs"]["tokens"], offsets, strict=True))[len(tokens) - 1 :]:
+        assert choice["text"][offset:].startswith(text)
+
+
 def test_no_log_probabilities_of_the_prompt_unless_asked_for(address: str, engine: FakeEngine) -> None:
     for fields, asked in (({"echo": True}, False), ({"logprobs": 1}, False), ({"echo": True, "logprobs": 1}, True)):
         complete(address, prompt="Hello", **fields)
         assert engine.started[-1].request.prompt_logprobs is asked
+
+
+def test_the_best_n_of_n_are_all_of_them(address: str) -> None:
+    assert len(complete(address, prompt="Hello", n=2, best_of=2)["choices"]) == 2
+    assert len(complete(address, prompt="Hello", best_of=1)["choices"]) == 1
 
 
 def test_sixteen_tokens_unless_told_otherwise(address: str, engine: FakeEngine) -> None:
@@ -119,6 +139,7 @@ def test_a_raw_prompt_may_hold_control_tokens(address: str, engine: FakeEngine) 
         ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "best_of": 1, "n": 2}, "best_of"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),

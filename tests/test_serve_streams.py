@@ -6,6 +6,8 @@ import json
 import socket
 from typing import Any
 
+import httpx2 as httpx
+import pytest
 from serve_fakes import FakeEngine, app_for, call, live, until
 from stream_rules import events_of
 
@@ -45,6 +47,27 @@ def test_a_client_that_leaves_stops_the_work() -> None:
         engine.pause = 0.0
         engine.say = lambda work: "fine"
         assert call(address, "/v1/chat/completions", BODY).json["choices"][0]["message"]["content"] == "fine"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_unicode_has_line_ends_that_are_none_in_a_stream(path: str) -> None:
+    """httpx reads lines as Python does, which knows more ends of lines than events do."""
+    text = "a\u2028b\u2029c\x85d \u2026 é"
+    with live(app_for(FakeEngine(say=lambda work: text))) as address:
+        asked = {"input": "Hi"} if path == "/v1/responses" else BODY
+        more = {"model": "tiny", "max_tokens": 50} if path == "/v1/messages" else {}
+        with httpx.stream("POST", address + path, json={**asked, **more, "stream": True}) as reply:
+            lines = list(reply.iter_lines())
+    assert all(line.startswith(("data: ", "event: ")) for line in lines if line)
+    assert text == "".join(said(json.loads(line.removeprefix("data: "))) for line in lines if "data: {" in line)
+
+
+def said(event: dict[str, Any]) -> str:
+    """What an event of a stream says, in three dialects."""
+    for choice in event.get("choices", ()):
+        return str(choice["delta"].get("content", ""))
+    delta = event.get("delta", "")
+    return str(delta.get("text", "")) if isinstance(delta, dict) else str(delta)
 
 
 def test_a_slow_prompt_gets_pings_and_then_its_answer() -> None:

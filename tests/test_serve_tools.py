@@ -123,6 +123,39 @@ def test_the_template_sees_tools_calls_results_and_reasoning(engine: FakeEngine,
         assert "sun" in prompt
 
 
+def test_calls_come_back_as_the_model_wrote_them(engine: FakeEngine, address: str) -> None:
+    """With a name that no tool has, or cut off by a length limit: a client that sends them back must not be stuck."""
+    for name, arguments, shown in (
+        ("look up!", '{"city": "Paris"}', '{"name": "look up!", "arguments": {"city": "Paris"}}'),
+        (
+            "weather",
+            '{"days": [1, 2], "city": "Par',
+            '{"name": "weather", "arguments": {"days": [1, 2], "city": "Par"}}',
+        ),
+        ("weather", '{"city', '{"name": "weather", "arguments": {}}'),
+    ):
+        function = {"name": name, "arguments": arguments}
+        called = {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+        messages = [*ASK, called, {"role": "tool", "tool_call_id": "c1", "content": "no such tool"}]
+        reply = call(address, "/v1/chat/completions", {"messages": messages, "tools": TOOLS})
+        assert reply.status == 200, reply.text
+        assert shown in prompt_of(engine)
+
+
+def test_what_the_official_client_keeps_can_be_sent_back(engine: FakeEngine, address: str) -> None:
+    """As an object or as plain data, which has fields for everything that OpenAI ever sent."""
+    create = (client := openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)).chat.completions.create
+    whole = create(model="tiny", messages=ASK, tools=TOOLS).choices[0].message
+    with client.chat.completions.stream(model="tiny", messages=ASK, tools=TOOLS) as stream:
+        streamed: Any = stream.get_final_completion().choices[0].message
+    old: Any = whole.model_dump() | {"annotations": []}
+    for message in (whole, whole.model_dump(), streamed, streamed.model_dump(), old):
+        create(model="tiny", messages=[*ASK, message, *ASK], tools=TOOLS)
+        assert '{"name": "weather", "arguments": {"city": "Paris"}}' in prompt_of(engine)
+    reply = call(address, "/v1/chat/completions", {"messages": [old | {"annotations": [1]}]})
+    assert (reply.status, reply.error["param"]) == (400, "messages[0].annotations")
+
+
 def test_thinking_is_switched_by_any_of_the_fields(engine: FakeEngine, address: str) -> None:
     off = [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}]
     on = [{}, {"reasoning_effort": "high"}, {"chat_template_kwargs": {"enable_thinking": True}}]

@@ -73,7 +73,7 @@ class Run:
             completion=sum(end.response.completion_tokens for end in ended),
             reasoning=sum(choice.reader.reasoning_tokens for choice in self.choices),
         )
-        return Summary(usage, statistics(ended, self._warnings))
+        return Summary(usage, statistics(ended, self.prompt_tokens, self._warnings))
 
 
 async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Delta | Finished, None]:

@@ -10,6 +10,7 @@ from forerun.sample.building import build_constraint
 from forerun.sample.constraint import Constraint
 from forerun.sample.grammar import JSON_STYLE, Grammar, compile_grammar
 from forerun.sample.grammar_text import GrammarLimits, check_output
+from forerun.sample.schema_formats import with_lengths
 from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Tool
 from forerun.serve.errors import bad_request
 from forerun.serve.generation import stop_ids_of
@@ -73,7 +74,7 @@ def _calls_or(output: OutputFormat, calls: str, limits: GrammarLimits) -> str:
     check_output(output.kind, output.value, limits)
     schema = {"type": "object"} if output.kind == "json_object" else output.value
     assert calls.startswith("start: ")
-    whole = json.dumps({**schema, "x-guidance": JSON_STYLE}, ensure_ascii=False)
+    whole = json.dumps({**with_lengths(schema), "x-guidance": JSON_STYLE}, ensure_ascii=False)
     return f"start: calls_ | text_\ntext_: %json {whole}\ncalls_: {calls.removeprefix('start: ')}"
 
 

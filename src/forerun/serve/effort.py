@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from forerun.serve.chat_job import Thinking
+from forerun.serve.errors import bad_request
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -17,3 +18,11 @@ def thinking_for(effort: Effort | None) -> Thinking:
     if effort is None:
         return Thinking()
     return Thinking(enabled=False) if effort == "none" else Thinking(enabled=True, budget=BUDGETS[effort])
+
+
+def switched(thinking: Thinking, options: dict[str, Any]) -> Thinking:
+    """With what `enable_thinking` says: it has its own place in a job, and is taken out of the template's options."""
+    enabled = options.pop("enable_thinking", thinking.enabled)
+    if not isinstance(enabled, bool | None):
+        raise bad_request("'enable_thinking' must be true or false.", "chat_template_kwargs")
+    return Thinking(enabled, thinking.budget)

@@ -76,6 +76,8 @@ def validation_error(error: RequestValidationError) -> ApiError:
     if kind == "extra_forbidden":
         name = param or str(place[-1])[:100]
         return bad_request(f"'{name}' is not supported.", name, "unknown_parameter")
+    if not place and kind == "value_error":  # a rule of our own for the whole body, which says what is wrong
+        return bad_request(str(first["ctx"]["error"]))
     if not place:
         return bad_request("The body must be a JSON object, sent as application/json.")
     return bad_request(f"Invalid '{param}': {first['msg']}.", param, "invalid_value")

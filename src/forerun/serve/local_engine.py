@@ -22,6 +22,7 @@ from forerun.progress import NullProgress, Progress
 from forerun.serve.engine_client import EngineState, Work
 from forerun.serve.engine_room import EngineRoom, Live
 from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.generation import too_long
 from forerun.serve.local_answer import LocalAnswer
 from forerun.serve.settings import ServeSettings
 from forerun.serve.tally import Tally, Times, Totals
@@ -200,15 +201,8 @@ def fail_all(answers: Sequence[LocalAnswer], reason: str) -> None:
 
 def check(model: LanguageModel, request: Request) -> None:
     """Refuse what can never run."""
-    prompt, context = len(request.prompt), model.engine.context
-    if prompt >= context:
-        raise ApiError(
-            400,
-            f"the prompt has {prompt} tokens and the context holds {context}: shorten it",
-            code="context_length_exceeded",
-            n_prompt_tokens=prompt,
-            n_ctx=context,
-        )
+    if len(request.prompt) >= model.engine.context:
+        raise too_long(model.engine.context, len(request.prompt), "prompt")
     drafters = model.engine.drafters
     if request.draft not in ("auto", "off") and request.draft not in drafters:
         known = ", ".join(("auto", "off", *drafters.by_name))  # why it is not there names files: not for clients

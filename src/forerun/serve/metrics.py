@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from forerun.serve.histogram import Histogram
@@ -14,7 +13,6 @@ from forerun.serve.local_engine import LocalEngine
 from forerun.serve.tally import Totals
 
 PREFIX = "forerun:"
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 LABELS = ("model_name",)
 
 COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {

@@ -42,10 +42,8 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer))
-        object.__setattr__(self, "format", self._format())
-
-    def _format(self) -> AnswerFormat:
-        return format_of(self.tokenizer, tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)
+        parsers = {"tool_parser": self.tool_parser, "reasoning_parser": self.reasoning_parser}
+        object.__setattr__(self, "format", format_of(self.tokenizer, **parsers))
 
     @property
     def modalities(self) -> list[str]:

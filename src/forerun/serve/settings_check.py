@@ -9,6 +9,7 @@ import socket
 from forerun.errors import ForerunError
 from forerun.serve.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
 from forerun.serve.settings import ServeSettings
+from forerun.text.stops import MAX_STOPS
 
 COUNTS = ("max_running", "max_queue", "max_body", "max_choices", "max_stops", "max_schema")
 SECONDS = ("queue_timeout", "request_timeout", "template_timeout", "drain_timeout", "ping")
@@ -21,6 +22,8 @@ def check_settings(settings: ServeSettings) -> None:
     for name in COUNTS:
         if getattr(settings, name) < 1:
             raise ForerunError(f"--{name.replace('_', '-')} {getattr(settings, name)}: give a whole number from 1 up")
+    if settings.max_stops > MAX_STOPS:
+        raise ForerunError(f"--max-stops {settings.max_stops}: an answer can look for {MAX_STOPS} stop strings at most")
     for name in SECONDS:
         if not 0 < getattr(settings, name) < math.inf:
             raise ForerunError(f"--{name.replace('_', '-')} {getattr(settings, name)}: give seconds above 0")

@@ -18,16 +18,19 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
+# No line ends in a stream of events; but clients that read it line by line (httpx, requests) take them for some.
+LINE_ENDS = {ord(letter): f"\\u{ord(letter):04x}" for letter in "\x85\u2028\u2029"}
 
 
 def data_event(data: Mapping[str, Any], event: str | None = None) -> bytes:
-    """One event; JSON has no line breaks, so that its data is one line."""
+    """One event, its data in one line."""
     body = _json(data)
     return (f"event: {event}\ndata: {body}\n\n" if event else f"data: {body}\n\n").encode()
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text if text.isascii() else text.translate(LINE_ENDS)
 
 
 class Stream(EventSourceResponse):

@@ -9,14 +9,14 @@ from forerun.response import Response
 from forerun.serve.engine_client import Ended
 
 
-def statistics(ended: Sequence[Ended], warnings: Sequence[str]) -> dict[str, Any]:
-    """Of all choices of one request together."""
+def statistics(ended: Sequence[Ended], prompt_tokens: int, warnings: Sequence[str]) -> dict[str, Any]:
+    """Of all choices of one request together; choices of the same prompt share its tokens."""
     responses = [end.response for end in ended]
     if not responses:
         return {}
     return {
         "metrics": {"speculative_decoding": _speculative_decoding(responses)},
-        "timings": _timings(responses),
+        "timings": _timings(responses, prompt_tokens),
         "forerun": _own(ended, warnings),
     }
 
@@ -44,9 +44,9 @@ def _histogram(responses: Sequence[Response], steps: int) -> list[int]:
     return [more - less for more, less in zip(at_least, [*at_least[1:], 0], strict=True)] if steps else []
 
 
-def _timings(responses: Sequence[Response]) -> dict[str, Any]:
+def _timings(responses: Sequence[Response], prompt: int) -> dict[str, Any]:
     """Choices run side by side: the longest of each time, the sum of each count."""
-    prompt, predicted = responses[0].prompt_tokens, sum(r.completion_tokens for r in responses)
+    predicted = sum(r.completion_tokens for r in responses)
     prompt_seconds = max(r.seconds.get("prefill", 0.0) for r in responses)
     seconds = max(r.seconds.get("decode", 0.0) for r in responses)
     rate = sum(r.tokens_per_second for r in responses)

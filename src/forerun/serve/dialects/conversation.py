@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,13 +24,20 @@ def only_users_show(param: str) -> ApiError:
     return bad_request("Media belong into messages of the user.", param, "unsupported_media")
 
 
-def arguments_object(text: str) -> dict[str, Any]:
-    """A tool call's arguments as an object. Those of a call cut off by a length limit are kept as far as they came."""
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """A tool call's arguments, those of a call cut off by a length limit as far as they came; None: no object."""
     try:
         value = from_json(text or "{}", allow_partial="trailing-strings")
+        json.dumps(value, allow_nan=False)  # 1e999 is infinite once it is read, and cannot be written again
     except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": text}
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """The same, and what is no object as the text it is."""
+    arguments = read_arguments(text)
+    return {"arguments": text} if arguments is None else arguments
 
 
 class Conversation:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
 from forerun.serve.chat_job import GenerationWish, OutputFormat, SamplingWish, Speculation, Thinking
+from forerun.serve.effort import switched
 from forerun.serve.errors import bad_request
-from forerun.serve.routes.strict import Strict
-from forerun.serve.several import Several
+from forerun.serve.routes.strict import Several, Strict
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # a token id as the key of a JSON object
@@ -45,36 +46,25 @@ class Extras(Strict):
     @classmethod
     def _plain_json(cls, body: Any) -> Any:
         """Parts of a body are echoed and rendered: what is no JSON to others must not get that far."""
+        if isinstance(body, bytes):  # it came as something else than JSON, and is refused as such
+            return body
         try:
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError, RecursionError):  # a body that came as something else is bytes
-            raise ValueError("the body must be plain JSON: finite numbers, whole characters, not too deep") from None
+        except (ValueError, RecursionError):
+            raise ValueError("The body must be plain JSON: finite numbers, whole characters, not too deep.") from None
         return body
 
     def wish(
         self,
         *,
-        temperature: float | None,
-        top_p: float | None,
         max_tokens: int | None,
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         output: OutputFormat | None = None,
     ) -> GenerationWish:
         """Ours, with what the dialect says in its own words. Both dialects are at temperature 1 when nobody says."""
-        sampling = SamplingWish(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias={int(token): bias for token, bias in self.logit_bias.items()} if self.logit_bias else None,
-            seed=self.seed,
-        )
         return GenerationWish(
-            sampling=sampling,
+            sampling=sampling_of(self),
             defaults={"temperature": 1.0},
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
@@ -87,12 +77,16 @@ class Extras(Strict):
         )
 
     def template(self, thinking: Thinking) -> tuple[Thinking, Mapping[str, Any]]:
-        """Options for the chat template; the one that switches thinking has its own place in a job."""
+        """And the options for the chat template."""
         options = dict(self.chat_template_kwargs or {})
-        enabled = options.pop("enable_thinking", thinking.enabled)
-        if not isinstance(enabled, bool | None):
-            raise bad_request("'enable_thinking' must be true or false.", "chat_template_kwargs")
-        return Thinking(enabled, thinking.budget), options
+        return switched(thinking, options), options
+
+
+def sampling_of(body: BaseModel) -> SamplingWish:
+    """By fields of the same names; what a body has no field for it does not say."""
+    said = {entry.name: getattr(body, entry.name, None) for entry in fields(SamplingWish)}
+    biases = said["logit_bias"] or {}
+    return SamplingWish(**said | {"logit_bias": {int(token): bias for token, bias in biases.items()} or None})
 
 
 def speculation(value: bool | int | str | SpeculativeWish | None) -> Speculation:

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from forerun.serve.routes.chat_messages import FunctionName
-from forerun.serve.routes.strict import Strict
-from forerun.serve.several import Several
+from forerun.serve.routes.strict import Several, Strict
 
 
 class Block(Strict):

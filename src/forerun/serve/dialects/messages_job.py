@@ -50,14 +50,8 @@ def make_job(request: CountRequest, notes: Notes, request_id: str | None = None)
 def _wish(request: CountRequest) -> GenerationWish:
     output = _output(request)
     if not isinstance(request, MessagesRequest):
-        return request.wish(temperature=None, top_p=None, max_tokens=None, output=output)
-    return request.wish(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        max_tokens=request.max_tokens,
-        stop=request.stop_sequences or (),
-        output=output,
-    )
+        return request.wish(max_tokens=None, output=output)
+    return request.wish(max_tokens=request.max_tokens, stop=request.stop_sequences or (), output=output)
 
 
 def _output(request: CountRequest) -> OutputFormat | None:

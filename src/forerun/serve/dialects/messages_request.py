@@ -9,8 +9,7 @@ from pydantic import ConfigDict, Field
 from forerun.serve.dialects.fields import Extras
 from forerun.serve.dialects.messages_blocks import AnyBlock, AnyTool, TextBlock
 from forerun.serve.routes.openai_fields import StopString
-from forerun.serve.routes.strict import Strict
-from forerun.serve.several import Several
+from forerun.serve.routes.strict import Several, Strict
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, Summary, ToolCallDelta, Usage
-from forerun.serve.dialects.responses_errors import failure
 from forerun.serve.dialects.responses_job import ToolBox
 from forerun.serve.dialects.responses_output import CallItem, MessageItem, OutputItem, ReasoningItem
 from forerun.serve.dialects.responses_request import ResponsesRequest
@@ -49,7 +48,7 @@ class ResponsesEncoder:
 
     def failed(self, error: ApiError) -> Iterator[Json]:
         """It ends here."""
-        self._response |= {"status": "failed", "error": failure(error)}
+        self._response |= {"status": "failed", "error": _failure(error)}
         yield self._numbered({"type": "response.failed", "response": self._response})
 
     def ping(self) -> Json | None:
@@ -130,6 +129,17 @@ class ResponsesEncoder:
             **summary.statistics,
         }
         return {"type": f"response.{status}", "response": self._response}
+
+
+def _failure(error: ApiError) -> dict[str, Any]:
+    """In the words of the Responses API. Clients decide by the code whether to try again."""
+    if error.status == 429:
+        code = "rate_limit_exceeded"
+    elif error.status >= 500:
+        code = "server_error"
+    else:
+        code = error.code or "invalid_prompt"
+    return {"code": code, "message": error.message}
 
 
 def _usage(usage: Usage) -> Json:

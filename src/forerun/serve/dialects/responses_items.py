@@ -8,8 +8,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from forerun.serve.routes.chat_messages import FunctionName
 from forerun.serve.routes.media_parts import InputAudio
-from forerun.serve.routes.strict import Strict
-from forerun.serve.several import Several
+from forerun.serve.routes.strict import SentBack, Several, Strict
 
 
 class Text(Strict):
@@ -65,7 +64,7 @@ Media = Image | Audio | Video
 Part = Annotated[Text | Refusal | Media | Unreadable, Field(discriminator="type")]
 
 
-class Item(Strict):
+class Item(SentBack):
     """What every item may have. The server keeps no items, so that ids and states say nothing to it."""
 
     id: str | None = None

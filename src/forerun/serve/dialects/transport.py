@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -40,27 +40,25 @@ async def start(request: Request, service: ChatService, job: ChatJob) -> ChatRun
     return await unless_gone(request, service.start(job), lambda run: run.close())
 
 
-async def whole_answer(request: Request, run: ChatRun, encoder: Encoder, headers: Mapping[str, str]) -> Response:
-    """All of it at once."""
-
-    async def read() -> Json:
-        for _ in encoder.start():
-            pass
-        async for event in run:
-            for _ in encoder.events(event):
-                pass
-        return encoder.answer()
-
+async def answer_whole(
+    request: Request, run: ChatRun, read: Coroutine[Any, Any, Json], headers: Mapping[str, str]
+) -> Response:
+    """What `read` makes of the run, all of it at once."""
     try:
-        return JSONResponse(await unless_gone(request, read()), headers=dict(headers))
+        return JSONResponse(await unless_gone(request, read), headers=dict(headers))
     finally:
         await shielded(run.close())
 
 
-async def event_stream(
-    request: Request, run: ChatRun, encoder: Encoder, ping: float, headers: Mapping[str, str]
+async def answer_stream(
+    request: Request,
+    run: ChatRun,
+    lines: Callable[[AsyncIterable[ChatEvent]], AsyncIterator[bytes]],
+    ping: float,
+    headers: Mapping[str, str],
+    sign_of_life: Callable[[], Json | None] = lambda: None,
 ) -> Response:
-    """Events as they come. What fails before the first of them fails as a status."""
+    """What `lines` makes of the run's events, as they come. What fails before the first of them fails as a status."""
     events = Peeked(run)
 
     async def close() -> None:
@@ -72,10 +70,21 @@ async def event_stream(
     except BaseException:
         await shielded(close())
         raise
-    return Stream(_sent(events, encoder), close=close, ping=ping, headers=headers, sign_of_life=encoder.ping)
+    return Stream(lines(events), close=close, ping=ping, headers=headers, sign_of_life=sign_of_life)
 
 
-async def _sent(events: Peeked[ChatEvent], encoder: Encoder) -> AsyncIterator[bytes]:
+async def folded(encoder: Encoder, run: ChatRun) -> Json:
+    """The whole answer of an encoder: its events are made, and nobody gets them."""
+    for _ in encoder.start():
+        pass
+    async for event in run:
+        for _ in encoder.events(event):
+            pass
+    return encoder.answer()
+
+
+async def sent(encoder: Encoder, events: AsyncIterable[ChatEvent]) -> AsyncIterator[bytes]:
+    """The events of an encoder."""
     try:
         for data in encoder.start():
             yield data_event(data, data["type"])

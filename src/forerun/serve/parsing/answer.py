@@ -153,14 +153,13 @@ class TaggedParser:
     def _read_thinking(self) -> bool:
         assert self._think is not None
         found = _find(self._buffer, (self._think[1],))
-        # White space before the end mark is left out, so it waits together with what may be the mark.
-        thought = self._buffer[: found[0] if found else len(self._buffer)].rstrip(SPACE)
-        self._said.reasoning(thought)
-        if found is None or found[1] is None:
-            self._buffer = self._buffer[len(thought) :]
+        at, end = found or (len(self._buffer), None)
+        self._said.reasoning(self._buffer[:at])
+        if end is None:
+            self._buffer = self._buffer[at:]
             return False
         self._said.thought()
-        self._buffer = self._buffer[found[0] + len(found[1]) :]
+        self._buffer = self._buffer[at + len(end) :]
         self._state, self._first = "text", True
         return True
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.serve.parsing.grammar_rules import Rules
-from forerun.serve.parsing.schema_types import known_values, resolve, types_of
+from forerun.serve.parsing.schema_types import known_values, properties_of, required_of, resolve, types_of
 
 _QUOTE = '<|"|>'
 _NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+\-]?[0-9]+)?/"
@@ -32,7 +32,7 @@ class _Values:
         if "$ref" in schema:
             return self._reference(str(schema["$ref"]))
         for word in ("anyOf", "oneOf"):
-            if schema.get(word):
+            if schema.get(word) and isinstance(schema[word], list):
                 return self._one_of([self.value(one) for one in schema[word]])
         if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) == 1:
             return self.value(schema["allOf"][0])
@@ -70,11 +70,10 @@ class _Values:
         return _quoted(json.dumps(value))
 
     def _object(self, schema: Mapping[str, Any]) -> str:
-        properties = schema.get("properties") or {}
+        properties, required = properties_of(schema), required_of(schema)
         if not properties:
             closed = schema.get("additionalProperties") is False
             return '"{}"' if closed else self._free_object()
-        required = set(schema.get("required") or ())
         pairs = {key: f"{_key(key)} {self.value(one)}" for key, one in properties.items()}
         musts = [pairs[key] for key in properties if key in required]
         mays = [pairs[key] for key in properties if key not in required]

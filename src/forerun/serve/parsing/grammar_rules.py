@@ -6,10 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forerun.sample.grammar import JSON_STYLE
 from forerun.sample.schema_formats import with_lengths
-
-# One way to put spaces, so that an answer cannot go on in white space for ever.
-_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _FOR_READERS = ("description", "title", "examples", "default", "deprecated", "$comment", "$schema", "$id")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # names, which may be any word, → schemas
@@ -57,7 +55,7 @@ class Rules:
 
     def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
         """A value of a JSON schema. Words that llguidance does not know are errors for strict tools only."""
-        styled = {**with_lengths(_bare(schema)), "x-guidance": {**_STYLE, "lenient": not strict}}
+        styled = {**with_lengths(_bare(schema)), "x-guidance": {**JSON_STYLE, "lenient": not strict}}
         return self.rule("%json " + json.dumps(styled, ensure_ascii=False))
 
     def text_until(self, end: str) -> str:

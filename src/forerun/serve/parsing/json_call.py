@@ -74,9 +74,9 @@ class JsonCall(Base):
             self._told = True
             self.said.arguments(text)
         else:
-            self._text += text
-            if self._may_stream():
-                self._begin_with(self._text.lstrip(SPACE))
+            self._text += text if self._text else text.lstrip(SPACE)
+            if self._may_stream(text):
+                self._begin_with(self._text)
         if step is Step.MORE:
             return Reading.MORE
         if self._state == "key":
@@ -87,7 +87,7 @@ class JsonCall(Base):
         return self._step(letter) if step is Step.BEFORE else Reading.MORE
 
     def _keep_key(self, letter: str) -> Reading:
-        self._key, self._state = str(parse_json(self._text)), "colon"
+        self._key, self._state = _text_in(self._text), "colon"
         if self._first_keys is not None and self._key not in self._first_keys:
             return self.failed(letter)
         self._first_keys = None
@@ -96,20 +96,18 @@ class JsonCall(Base):
     def _streaming(self) -> bool:
         return self.started and self._state == "value" and self._arguments is None and self._key in ARGUMENTS
 
-    def _may_stream(self) -> bool:
-        """The arguments of a known call are an object, and what it begins with is good JSON."""
+    def _may_stream(self, new: str) -> bool:
+        """The arguments of a known call are an object, and what it begins with is good JSON: `new` is more of that."""
         if self.started or self._name is None or self._state != "value" or self._key not in ARGUMENTS:
             return False
-        first, _, second = self._text.lstrip(SPACE).partition("{")
-        return not first and bool(second.strip(SPACE)) and self._arguments is None
+        return self._arguments is None and self._text[:1] == "{" and len(self._text) > 1 and bool(new.strip(SPACE))
 
     def _keep_value(self) -> bool:
         """A key's value is there as a whole: is it what a call has?"""
         if self._key == "name" and self._name is None:
-            name = parse_json(self._text)
-            if not isinstance(name, str) or not name:
+            self._name = _text_in(self._text) or None
+            if self._name is None:
                 return False
-            self._name = name
             if self._arguments is not None:
                 self._begin_with(self._arguments)
         elif self._key in ARGUMENTS and self._arguments is None:
@@ -135,17 +133,23 @@ class JsonCall(Base):
         return self.over("")
 
 
+def _text_in(json: str) -> str:
+    """What a JSON text says; nothing if it is something else, or cannot be sent."""
+    try:
+        value = parse_json(json)
+    except ValueError:
+        return ""
+    return value if isinstance(value, str) else ""
+
+
 def _object_text(text: str) -> str | None:
     """Arguments as the text of an object, or None if they are none."""
-    value = parse_json(text)
-    if value is None:
-        return "{}"
-    if isinstance(value, dict):
-        return text.strip(SPACE)
-    if isinstance(value, str):
-        try:
-            inner = parse_json(value)
-        except ValueError:
-            return None
-        return value.strip(SPACE) if isinstance(inner, dict) else None
-    return None
+    try:
+        value = parse_json(text)
+        if value is None:
+            return "{}"
+        if isinstance(value, str):
+            text, value = value, parse_json(value)
+    except ValueError:
+        return None
+    return text.strip(SPACE) if isinstance(value, dict) else None

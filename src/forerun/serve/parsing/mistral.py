@@ -82,9 +82,9 @@ class MistralReader(Base):
             self.tell(text)
         else:
             self.raw += "" if taken else letter
-            self._text += text.lstrip(SPACE) if not self._text else text
+            self._text += text if self._text else text.lstrip(SPACE)
             # Two good letters of an object make it a call.
-            if self._text[1:].strip(SPACE):
+            if len(self._text) > 1 and text.strip(SPACE):
                 told = self._text
                 self.begin(self._name)
                 self.tell(told)

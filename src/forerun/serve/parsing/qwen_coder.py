@@ -44,7 +44,7 @@ class QwenCoderReader(Closing):
         good = self._in_header(letter) if self._state in ("name", "key") else self._in_tag(letter)
         if not good:
             return self.failed(letter)
-        if self._closing is None and self._state != "value":
+        if not self.complete and self._state != "value":
             self.raw += letter
         return Reading.MORE
 

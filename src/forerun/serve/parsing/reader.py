@@ -71,46 +71,31 @@ class Base:
         return Reading.FAILED
 
 
-class EndMark:
-    """The mark that closes a complete call. It may be missing: the call said itself where it ends."""
-
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
-        self._seen = ""
-        self.raw = ""
-
-    def feed(self, letter: str) -> Reading:
-        """OVER with the mark's last letter; FAILED when something else comes."""
-        if self._seen or letter not in SPACE:
-            self._seen += letter
-            if not self._mark.startswith(self._seen):
-                return Reading.FAILED
-        self.raw += letter
-        return Reading.OVER if self._seen == self._mark else Reading.MORE
-
-
 class Closing(Base, ABC):
-    """A reader whose calls have an end mark."""
+    """A reader whose calls have an end mark. It may be missing: a call says itself where it ends."""
 
     end_mark: str
 
     def __init__(self, said: Said, raw: str) -> None:
         super().__init__(said, raw)
-        self._closing: EndMark | None = None
+        self.complete = False  # but for its end mark
+        self._behind, self._seen = "", ""  # the call: all letters, and those that may be the mark
 
     def close(self) -> Reading:
         """The call is complete; its end mark may come."""
-        self._closing = EndMark(self.end_mark)
+        self.complete = True
         return Reading.MORE
 
     def feed(self, letter: str) -> Reading:
         """Takes one letter."""
-        if self._closing is None:
+        if not self.complete:
             return self.step(letter)
-        reading = self._closing.feed(letter)
-        if reading is Reading.MORE:
-            return reading
-        return self.over("" if reading is Reading.OVER else self._closing.raw + letter)
+        self._behind += letter
+        if self._seen or letter not in SPACE:
+            self._seen += letter
+        if self._seen == self.end_mark:
+            return self.over("")
+        return Reading.MORE if self.end_mark.startswith(self._seen) else self.over(self._behind)
 
     @abstractmethod
     def step(self, letter: str) -> Reading:

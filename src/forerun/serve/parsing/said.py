@@ -20,7 +20,8 @@ class Said:
         """`hold_spaces`: calls or thinking may come, so white space waits for what follows it."""
         self._hold = hold_spaces
         self._pieces: list[tuple[_Kind | None, list[str]]] = []  # None: the end of a call
-        self._spaces = ""  # white space that waits
+        self._spaces: list[str] = []  # white space that waits
+        self._pause: list[str] = []  # white space at the end of the thinking so far
         self._text = False  # some content has been said
         self._beside = False  # a call or thinking came since the last content
 
@@ -31,22 +32,28 @@ class Said:
 
     def content(self, text: str) -> None:
         """More of the answer's own text."""
-        text = self._spaces + text
         if self._beside and not self._text:
+            self._spaces.clear()
             text = text.lstrip(SPACE)
         kept = text.rstrip(SPACE) if self._hold else text
-        self._spaces = text[len(kept) :]
-        self._add_content(kept)
+        if kept:
+            self._add_content("".join(self._spaces) + kept)
+            self._spaces.clear()
+        self._spaces.append(text[len(kept) :])
 
     def reasoning(self, text: str) -> None:
         """More of the thinking."""
-        if text:
+        kept = text.rstrip(SPACE)
+        if kept:
             self._beside = True
-            self._add(Reasoning, text)
+            self._add(Reasoning, "".join(self._pause) + kept)
+            self._pause.clear()
+        self._pause.append(text[len(kept) :])
 
     def thought(self) -> None:
         """Thinking is over, even if there was none."""
         self._beside = True
+        self._pause.clear()
 
     def start(self, name: str) -> None:
         """A call begins."""
@@ -55,8 +62,7 @@ class Said:
 
     def arguments(self, text: str) -> None:
         """More of its arguments."""
-        if text:
-            self._add(CallArguments, text)
+        self._add(CallArguments, text)
 
     def end(self) -> None:
         """The call is over."""
@@ -65,8 +71,8 @@ class Said:
     def finish(self) -> None:
         """The answer is over: white space after text is part of it, after a call or thinking it is not."""
         if not self._beside:
-            self._add_content(self._spaces)
-        self._spaces = ""
+            self._add_content("".join(self._spaces))
+        self._add(Reasoning, "".join(self._pause))
 
     def _add_content(self, text: str) -> None:
         if text:
@@ -74,6 +80,8 @@ class Said:
             self._add(Content, text)
 
     def _add(self, kind: _Kind, text: str) -> None:
+        if not text:
+            return
         if self._pieces and self._pieces[-1][0] is kind:
             self._pieces[-1][1].append(text)
         else:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from forerun.errors import ForerunError
 from forerun.serve.parsing.json_text import SPACE, parse_json
 
 ANY = frozenset({"string", "number", "boolean", "null", "object", "array"})
@@ -13,12 +14,22 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # P
 _DEEPEST = 16
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """JSON types that the schema allows (an integer is a number); all of them where it does not say."""
+def types_of(
+    schema: Any, root: Mapping[str, Any], depth: int = 0, known: dict[str, frozenset[str]] | None = None
+) -> frozenset[str]:
+    """JSON types that the schema allows (an integer is a number); all of them where it does not say.
+
+    `known`: what references were found to allow. Each is followed once: they may lead to each other in many ways.
+    """
+    known = {} if known is None else known
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return ANY
     if "$ref" in schema:
-        return types_of(resolve(str(schema["$ref"]), root), root, depth + 1)
+        place = str(schema["$ref"])
+        if place not in known:
+            known[place] = ANY  # for a reference to itself
+            known[place] = types_of(resolve(place, root), root, depth + 1, known)
+        return known[place]
     if "type" in schema:
         named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         return frozenset("number" if name == "integer" else str(name) for name in named) & ANY or ANY
@@ -26,13 +37,29 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         return frozenset(_type_of(value) for value in known_values(schema))
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list) and schema[word]:
-            return frozenset().union(*(types_of(one, root, depth + 1) for one in schema[word]))
+            return frozenset().union(*(types_of(one, root, depth + 1, known) for one in schema[word]))
     if isinstance(schema.get("allOf"), list):
         allowed = ANY
         for one in schema["allOf"]:
-            allowed &= types_of(one, root, depth + 1)
+            allowed &= types_of(one, root, depth + 1, known)
         return allowed or ANY
     return ANY
+
+
+def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schemas of an object's keys. `ForerunError` for what is none."""
+    properties = schema.get("properties") or {}
+    if not isinstance(properties, Mapping):
+        raise ForerunError("'properties' in the schema of a tool must be an object")
+    return properties
+
+
+def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The keys that an object must have. `ForerunError` for what is none."""
+    required = schema.get("required") or []
+    if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+        raise ForerunError("'required' in the schema of a tool must be a list of names")
+    return frozenset(required)
 
 
 def parameter_types(parameters: Mapping[str, Any], name: str) -> frozenset[str]:

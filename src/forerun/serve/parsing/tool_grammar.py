@@ -18,7 +18,7 @@ from forerun.serve.chat_job import Tool
 from forerun.serve.parsing.formats import AnswerFormat
 from forerun.serve.parsing.gemma_grammar import gemma_arguments
 from forerun.serve.parsing.grammar_rules import Rules
-from forerun.serve.parsing.schema_types import known_values, parameter_types, types_of
+from forerun.serve.parsing.schema_types import known_values, parameter_types, properties_of, required_of, types_of
 
 _ANYTHING = r"/(.|\n)*/"
 
@@ -75,10 +75,9 @@ def _json_object(rules: Rules, tool: Tool, key: str) -> str:
 
 def _coder_function(rules: Rules, tool: Tool) -> str:
     schema = _closed(tool.parameters)
-    properties = schema.get("properties") or {}
-    required = set(schema.get("required") or ())
+    required = required_of(schema)
     parts = [_quoted(f"<function={_plain(tool.name)}>\n")]
-    for key in properties:
+    for key in properties_of(schema):
         part = f"{_quoted(f'<parameter={_plain(key)}>' + chr(10))} {_coder_value(rules, tool, key)} {_quoted(chr(10))}"
         parts.append(rules.rule(part) + ("" if key in required else "?"))
     return " ".join([*parts, '"</function>"'])

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from forerun.serve.chat_events import ChatEvent, ChatRun, ChatService
+from forerun.serve.dialects.transport import answer_stream, answer_whole, start
 from forerun.serve.error_bodies import error_event
 from forerun.serve.model_service import ModelService
 from forerun.serve.request_ids import request_id
@@ -17,7 +18,7 @@ from forerun.serve.routes.chat_messages import joined
 from forerun.serve.routes.chat_request import ChatRequest
 from forerun.serve.routes.openai_fields import warning_header
 from forerun.serve.settings import ServeSettings
-from forerun.serve.sse import DONE, Peeked, Stream, data_event, shielded, unless_gone
+from forerun.serve.sse import DONE, data_event
 
 
 def router(chats: ChatService, models: ModelService, settings: ServeSettings, fingerprint: str) -> APIRouter:
@@ -38,13 +39,9 @@ def router(chats: ChatService, models: ModelService, settings: ServeSettings, fi
             echo=bool(body.echo),
         )
         begun = joined(body.messages[-1].content) if body.echo else ""
-        run = await unless_gone(request, chats.start(job), lambda run: run.close())
+        run = await start(request, chats, job)
         if not body.stream:
-            try:
-                answer = await unless_gone(request, whole(run, shape, job.wish.n, begun))
-            finally:
-                await shielded(run.close())
-            return JSONResponse(answer, headers=headers)
+            return await answer_whole(request, run, whole(run, shape, job.wish.n, begun), headers)
         chunks = Chunks(run, shape, job.wish.n, begun)
         return await stream_chunks(request, run, chunks.of, settings.ping, headers)
 
@@ -65,14 +62,9 @@ async def stream_chunks(
     ping: float,
     headers: dict[str, str],
 ) -> Response:
-    """A stream of what `chunks` makes of the run's events. What fails before the first event fails as a status."""
-    events = Peeked(run)
+    """A stream of what `chunks` makes of the run's events."""
 
-    async def close() -> None:
-        await events.close()
-        await run.close()
-
-    async def lines() -> AsyncIterator[bytes]:
+    async def lines(events: AsyncIterable[ChatEvent]) -> AsyncIterator[bytes]:
         try:
             async for chunk in chunks(events):
                 yield data_event(chunk)
@@ -80,9 +72,4 @@ async def stream_chunks(
         except Exception as error:  # noqa: BLE001 - the status line is long sent: an event tells, then the stream ends
             yield error_event(error)
 
-    try:
-        await unless_gone(request, events.peek(ping))
-    except BaseException:
-        await shielded(close())
-        raise
-    return Stream(lines(), close=close, ping=ping, headers=headers)
+    return await answer_stream(request, run, lines, ping, headers)

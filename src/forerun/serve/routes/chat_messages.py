@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
+from forerun.serve.dialects.conversation import read_arguments
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.media_parts import AnyMediaPart, refuse_others
-from forerun.serve.routes.strict import Strict
+from forerun.serve.routes.strict import SentBack, Several, Strict
 from forerun.serve.sent_media import SentMedia, place
-from forerun.serve.several import Several
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
@@ -39,14 +38,15 @@ Part = Annotated[TextPart | RefusalPart | AnyMediaPart, BeforeValidator(refuse_o
 Text = str | Annotated[Several[Part], Field(max_length=MAX_PARTS)]
 
 
-class CalledFunction(Strict):
-    """What the model called."""
+class CalledFunction(SentBack):
+    """What the model called: a tool, or whatever it took for the name of one."""
 
-    name: FunctionName
+    name: str
     arguments: str
+    parsed_arguments: Any = None  # the same once more, as OpenAI's client reads it
 
 
-class ToolCall(Strict):
+class ToolCall(SentBack):
     """A call of an earlier turn."""
 
     id: CallId
@@ -55,7 +55,7 @@ class ToolCall(Strict):
     index: Annotated[int, Field(ge=0, le=MAX_CALLS)] | None = None  # clients that keep deltas send it back
 
 
-class Message(Strict):
+class Message(SentBack):
     """A turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -66,6 +66,7 @@ class Message(Strict):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    parsed: Any = None  # the content once more, as OpenAI's client reads it
 
     def template_form(self, number: int, media: list[SentMedia]) -> dict[str, Any]:
         """As templates know it; what it shows is added to `media`. `number` counts from 0, for errors."""
@@ -118,14 +119,7 @@ def joined(content: Text | None) -> str:
 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:
     """Templates want arguments as an object."""
-    try:
-        arguments = json.loads(call.function.arguments or "{}", parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
+    arguments = read_arguments(call.function.arguments)
+    if arguments is None:
         raise bad_request("The arguments of a tool call must be a JSON object, as text.", f"{where}.tool_calls")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
 from forerun.serve.chat_job import ChatJob, Thinking, Tool, ToolChoice
-from forerun.serve.effort import Effort, thinking_for
+from forerun.serve.dialects.conversation import check_choice, check_names
+from forerun.serve.effort import Effort, switched, thinking_for
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.chat_messages import MAX_MESSAGES, FunctionName, Message
 from forerun.serve.routes.media_parts import ImagePart
 from forerun.serve.routes.openai_fields import LARGEST, MAX_TOP_LOGPROBS, GenerationFields
-from forerun.serve.routes.strict import Strict
+from forerun.serve.routes.strict import Several, Strict
 from forerun.serve.sent_media import SentMedia
-from forerun.serve.several import Several
 
 MAX_TOOLS = 512
 Budget = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -78,6 +79,8 @@ class ChatRequest(GenerationFields):
         options = dict(self.chat_template_kwargs or {})
         thinking = self._thinking(options)
         media: list[SentMedia] = []
+        tools = [_tool(tool.function) for tool in self.tools or ()]
+        check_names(tools)
         messages = [message.template_form(number, media) for number, message in enumerate(self.messages)]
         return ChatJob(
             messages=messages,
@@ -86,8 +89,8 @@ class ChatRequest(GenerationFields):
                 max_tokens=self.max_completion_tokens or self.max_tokens,
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             ),
-            tools=[_tool(tool.function) for tool in self.tools or ()],
-            tool_choice=self._tool_choice(),
+            tools=tools,
+            tool_choice=self._tool_choice(tools),
             thinking=thinking,
             template_options=options,
             continue_last=bool(self.continue_final_message),
@@ -119,35 +122,25 @@ class ChatRequest(GenerationFields):
         elif self.echo:
             raise bad_request("'echo' needs 'continue_final_message' in a chat.", "echo")
 
-    def _tool_choice(self) -> ToolChoice:
-        parallel = self.parallel_tool_calls is not False
-        choice = self.tool_choice
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) != len(names):
-            raise bad_request("Two tools have the same name.", "tools")
-        if choice is None:
-            return ToolChoice("auto" if names else "none", parallel=parallel)
-        if choice in ("none", "auto"):
-            return ToolChoice("auto" if names and choice == "auto" else "none", parallel=parallel)
-        if not names:
-            raise bad_request("'tool_choice' needs 'tools'.", "tool_choice")
-        if choice == "required":
-            return ToolChoice("required", parallel=parallel)
-        name = choice if isinstance(choice, str) else choice.function.name
-        if name not in names:
-            raise bad_request(f"'tool_choice' names '{name}', which is none of the tools.", "tool_choice")
-        return ToolChoice("named", name, parallel)
+    def _tool_choice(self, tools: Sequence[Tool]) -> ToolChoice:
+        parallel, wanted = self.parallel_tool_calls is not False, self.tool_choice
+        if wanted is None or wanted == "auto":
+            choice = ToolChoice("auto", parallel=parallel)
+        elif wanted == "none":
+            choice = ToolChoice("none", parallel=parallel)
+        elif wanted == "required":
+            choice = ToolChoice("required", parallel=parallel)
+        else:
+            choice = ToolChoice("named", wanted if isinstance(wanted, str) else wanted.function.name, parallel)
+        return check_choice(choice, tools)
 
     def _thinking(self, options: dict[str, Any]) -> Thinking:
         """From any of the fields that say so; `enable_thinking` is taken out of the template's options."""
-        thinking = thinking_for(self.reasoning_effort)
-        enabled = options.pop("enable_thinking", thinking.enabled)
-        if not isinstance(enabled, bool | None):
-            raise bad_request("'enable_thinking' must be true or false.", "chat_template_kwargs")
+        thinking = switched(thinking_for(self.reasoning_effort), options)
         budgets = {b for b in (self.thinking_budget, self.thinking_token_budget) if b is not None}
         if len(budgets) > 1:
             raise bad_request("'thinking_budget' and 'thinking_token_budget' differ.", "thinking_token_budget")
-        return Thinking(enabled, budgets.pop() if budgets else thinking.budget)
+        return replace(thinking, budget=budgets.pop()) if budgets else thinking
 
 
 def _tool(function: Function) -> Tool:

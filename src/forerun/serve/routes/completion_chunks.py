@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import codecs
+from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.serve.chat_events import ChatEvent, Delta, Finished, TokenInfo
 from forerun.serve.completion_service import CompletionRun
-from forerun.serve.routes.chat_chunks import Shape, token_details, usage_body
+from forerun.serve.routes.chat_chunks import Shape, WholeChoice, token_details, usage_body
 
 
-def legacy_logprobs(tokens: Sequence[TokenInfo], offset: int = 0) -> dict[str, Any]:
-    """Four lists of the same length. A prompt's first token follows nothing: its entries are null."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [_top(token) for token in tokens],
-        "text_offset": offsets,
-    }
+class LegacyLogprobs:
+    """Log probabilities of one choice's tokens, and where in its text each begins: some share a character."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def of(self, tokens: Sequence[TokenInfo]) -> dict[str, Any]:
+        """Four lists of the same length. A prompt's first token follows nothing: its entries are null."""
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_top(token) for token in tokens],
+            "text_offset": [self._next_offset(token.data) for token in tokens],
+        }
+
+    def _next_offset(self, data: bytes) -> int:
+        offset = self._offset
+        self._offset += len(self._decoder.decode(data))
+        return offset
 
 
 def _top(token: TokenInfo) -> dict[str, float] | None:
@@ -41,7 +50,7 @@ class TextChunks:
     def __init__(self, run: CompletionRun, shape: Shape) -> None:
         self._run, self._shape = run, shape
         self._waiting: dict[int, list[TokenInfo]] = {}
-        self._shown: dict[int, int] = {}  # characters of the tokens shown so far
+        self._logprobs: defaultdict[int, LegacyLogprobs] = defaultdict(LegacyLogprobs)
         self._echoed: set[int] = set()
         self._head = _head(run, shape)
 
@@ -78,9 +87,7 @@ class TextChunks:
         if end is not None:
             body |= {"finish_reason": end.reason, "stop_reason": end.stop}
         if self._shape.logprobs and tokens:
-            shown = self._shown.get(choice, 0)
-            body["logprobs"] = legacy_logprobs(tokens, shown)
-            self._shown[choice] = shown + sum(len(token.text) for token in tokens)
+            body["logprobs"] = self._logprobs[choice].of(tokens)
         if self._shape.token_details and tokens:
             body["token_details"] = token_details(tokens)
         chunk = self._head | {"choices": [body]}
@@ -97,40 +104,32 @@ def _head(run: CompletionRun, shape: Shape) -> dict[str, Any]:
     }
 
 
-@dataclass(slots=True)
-class _Whole:
-    text: list[str] = field(default_factory=list)
-    tokens: list[TokenInfo] = field(default_factory=list)
-    end: Finished | None = None
-
-
 async def whole_text(run: CompletionRun, shape: Shape, only_prompt: bool) -> dict[str, Any]:
     """The answer in one piece; `only_prompt`: what was generated is left out, only the prompt is rated."""
-    parts = [_Whole() for _ in run.run.choices]
+    parts = [WholeChoice() for _ in run.run.choices]
     body = _head(run, shape)
     async for event in run.run:
         if isinstance(event, Delta):
-            parts[event.choice].text.append(event.content)
-            parts[event.choice].tokens += event.tokens
+            parts[event.choice].add(event)
         elif isinstance(event, Finished):
             parts[event.choice].end = event
         else:
             usage = usage_body(event.usage)
             if only_prompt:
-                parts = [_Whole(end=Finished(index, "length")) for index in range(len(parts))]
+                parts = [WholeChoice(end=Finished(index, "length")) for index in range(len(parts))]
                 usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
             body["choices"] = [_choice(index, part, run, shape) for index, part in enumerate(parts)]
             body |= {"usage": usage, **event.statistics}
     return body
 
 
-def _choice(index: int, part: _Whole, run: CompletionRun, shape: Shape) -> dict[str, Any]:
+def _choice(index: int, part: WholeChoice, run: CompletionRun, shape: Shape) -> dict[str, Any]:
     assert part.end is not None, "every choice is finished before the summary"
     before = run.prompt_tokens(index) if shape.echo else []
     choice: dict[str, Any] = {
         "index": index,
-        "text": (run.prompt_text(index) if shape.echo else "") + "".join(part.text),
-        "logprobs": legacy_logprobs([*before, *part.tokens]) if shape.logprobs else None,
+        "text": (run.prompt_text(index) if shape.echo else "") + "".join(part.content),
+        "logprobs": LegacyLogprobs().of([*before, *part.tokens]) if shape.logprobs else None,
         "finish_reason": part.end.reason,
         "stop_reason": part.end.stop,
     }

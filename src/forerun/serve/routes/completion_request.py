@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from forerun.serve.completion_service import CompletionJob
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.openai_fields import LARGEST, MAX_TOP_LOGPROBS, GenerationFields, Id
-from forerun.serve.several import Several
+from forerun.serve.routes.strict import Several
 
 MAX_PROMPTS = 2048
 MAX_IDS = 4_000_000
@@ -43,7 +43,7 @@ class CompletionRequest(GenerationFields):
     def job(self) -> CompletionJob:
         """For the pipeline."""
         self.check()
-        if self.best_of is not None:
+        if self.best_of is not None and self.best_of != (self.n or 1):  # the best n of n are all of them
             raise bad_request("'best_of' is not supported: ask for 'n' choices.", "best_of")
         if self.only_prompt and not self.echo:
             raise bad_request("Without 'echo', 'max_tokens' must be at least 1.", "max_tokens")

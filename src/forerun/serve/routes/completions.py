@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from forerun.serve.completion_service import CompletionPipeline
+from forerun.serve.dialects.transport import answer_whole
 from forerun.serve.model_service import ModelService
 from forerun.serve.routes.chat import stream_chunks
 from forerun.serve.routes.chat_chunks import Shape
@@ -13,7 +14,7 @@ from forerun.serve.routes.completion_chunks import TextChunks, whole_text
 from forerun.serve.routes.completion_request import CompletionRequest
 from forerun.serve.routes.openai_fields import warning_header
 from forerun.serve.settings import ServeSettings
-from forerun.serve.sse import shielded, unless_gone
+from forerun.serve.sse import unless_gone
 
 
 def router(
@@ -39,10 +40,6 @@ def router(
         if body.stream:
             chunks = TextChunks(started, shape)
             return await stream_chunks(request, started.run, chunks.of, settings.ping, headers)
-        try:
-            answer = await unless_gone(request, whole_text(started, shape, body.only_prompt))
-        finally:
-            await shielded(started.run.close())
-        return JSONResponse(answer, headers=headers)
+        return await answer_whole(request, started.run, whole_text(started, shape, body.only_prompt), headers)
 
     return routes

@@ -7,15 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, JsonValue, StringConstraints
 
-from forerun.serve.chat_job import GenerationWish, SamplingWish
-from forerun.serve.dialects.fields import SpeculativeWish, speculation
+from forerun.serve.chat_job import GenerationWish
+from forerun.serve.dialects.fields import SpeculativeWish, sampling_of, speculation
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.output_fields import OutputFields
-from forerun.serve.routes.strict import Strict
-from forerun.serve.several import Several
+from forerun.serve.routes.strict import Several, Strict
+from forerun.text.stops import MAX_STOP_LENGTH
 
 LARGEST = 2**31 - 1
-MAX_STOP_LENGTH = 1000
 MAX_BIASES = 4096
 MAX_TOP_LOGPROBS = 20
 DEFAULTS = {"temperature": 1.0}  # OpenAI's; all others are the sampler's own
@@ -100,17 +99,7 @@ class GenerationFields(OutputFields):
     def wish(self, **more: Any) -> GenerationWish:
         """In the pipeline's words; `more`: what each kind of completion calls by another name."""
         return GenerationWish(
-            sampling=SamplingWish(
-                temperature=self.temperature,
-                top_p=self.top_p,
-                top_k=self.top_k,
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                logit_bias={int(token): bias for token, bias in self.logit_bias.items()} if self.logit_bias else None,
-                seed=self.seed,
-            ),
+            sampling=sampling_of(self),
             defaults=DEFAULTS,
             min_tokens=self.min_tokens or 0,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),

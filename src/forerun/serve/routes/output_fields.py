@@ -9,8 +9,7 @@ from pydantic import Field, JsonValue, StringConstraints
 
 from forerun.serve.chat_job import OutputFormat, OutputKind
 from forerun.serve.errors import bad_request
-from forerun.serve.routes.strict import Strict
-from forerun.serve.several import Several
+from forerun.serve.routes.strict import Several, Strict
 
 Choices = Annotated[Several[str], Field(min_length=1, max_length=10_000)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import resources
-from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -34,40 +33,22 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".json": "application/json",
-    ".webmanifest": "application/manifest+json",
-    ".woff2": "font/woff2",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
 }
 
 
 def page_files() -> dict[str, bytes]:
     """Every file of the page by its address, read once: a request names one of these or gets nothing."""
-    found: dict[str, bytes] = {}
-    _collect(resources.files("forerun.serve").joinpath("page"), "/page/", found)
-    if "/page/index.html" in found:
-        found["/"] = found["/page/index.html"]
-    return found
-
-
-def _collect(folder: Any, address: str, found: dict[str, bytes]) -> None:
-    if not folder.is_dir():
-        return
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            _collect(entry, f"{address}{entry.name}/", found)
-        elif _suffix(entry.name) in TYPES:
-            found[f"{address}{entry.name}"] = entry.read_bytes()
+    folder = resources.files("forerun.serve").joinpath("page")
+    found = {f"/page/{entry.name}": entry.read_bytes() for entry in folder.iterdir() if _suffix(entry.name) in TYPES}
+    return found | {"/": found["/page/index.html"]}
 
 
 def _suffix(name: str) -> str:
-    return f".{name.rpartition('.')[2]}"
+    return name.rpartition(".")[2]
 
 
 def router(files: dict[str, bytes]) -> APIRouter:

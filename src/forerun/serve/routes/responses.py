@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,7 +15,7 @@ from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.responses_events import Named, ResponsesEncoder
 from forerun.serve.dialects.responses_job import make_job
 from forerun.serve.dialects.responses_request import Prompt, ResponsesRequest
-from forerun.serve.dialects.transport import event_stream, start, whole_answer
+from forerun.serve.dialects.transport import answer_stream, answer_whole, folded, sent, start
 from forerun.serve.errors import ApiError
 from forerun.serve.request_ids import request_id
 from forerun.serve.settings import ServeSettings
@@ -41,8 +42,10 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
             return _failed_stream(ResponsesEncoder(unborn, body, box), error, notes)
         encoder = ResponsesEncoder(run, body, box)
         if body.stream:
-            return await event_stream(request, run, encoder, settings.ping, notes.headers())
-        return await whole_answer(request, run, encoder, notes.headers())
+            return await answer_stream(
+                request, run, partial(sent, encoder), settings.ping, notes.headers(), encoder.ping
+            )
+        return await answer_whole(request, run, folded(encoder, run), notes.headers())
 
     @routes.post("/v1/responses/input_tokens", response_model=None)
     async def count(body: Prompt) -> Response:

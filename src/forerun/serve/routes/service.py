@@ -8,12 +8,11 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from forerun import __version__
 from forerun.serve.model_service import REASONS, ModelService
 from forerun.serve.settings import ServeSettings
-
-METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
 def router(models: ModelService, settings: ServeSettings, metrics: Callable[[], bytes] | None) -> APIRouter:
@@ -68,6 +67,6 @@ def router(models: ModelService, settings: ServeSettings, metrics: Callable[[], 
         @routes.get("/metrics", response_class=Response)
         async def prometheus() -> Response:
             """Counters, gauges and histograms under vLLM's names."""
-            return Response(metrics(), media_type=METRICS_TYPE)
+            return Response(metrics(), media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -15,8 +15,7 @@ from forerun.serve.off_loop import OffLoop
 from forerun.serve.request_ids import request_id
 from forerun.serve.routes.chat_request import ChatRequest
 from forerun.serve.routes.openai_fields import Id, Name
-from forerun.serve.routes.strict import Strict
-from forerun.serve.several import Several
+from forerun.serve.routes.strict import Several, Strict
 from forerun.text.guarded import check_unicode
 
 MAX_IDS = 1_000_000
