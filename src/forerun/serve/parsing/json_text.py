@@ -99,9 +99,7 @@ class JsonReader:
         if word[0].isalpha():
             good = any(known.startswith(word) for known in _WORDS)
         elif len(word) > 2 and word[-3:].isdigit():
-            good = (
-                True  # as good as the digit before it: models write numbers without end, and to look at all takes long
-            )
+            good = True  # as good as the digit before it: to look at all of an endless number takes long
         else:
             good = any(_NUMBER.fullmatch(word + rest) for rest in ("", "0", "1"))
         if not good:
