@@ -132,15 +132,17 @@ def head_sizes(text: ConfigReader, kinds: Sequence[str]) -> list[tuple[int, int]
     kv_heads = text.integer("num_key_value_heads", text.integer("num_attention_heads"))
     if "per_layer_config" in text:
         changes = text.part("per_layer_config")
-        own = [changes.part(str(index)) for index in range(len(kinds))]
-        if strange := sorted({name for each in own for name in each.values if name not in CHANGEABLE}):
-            raise ForerunError(f"{text.name('per_layer_config')} changes {strange[0][:40]!r}, which is not supported")
-        known = {str(index) for index in range(len(kinds))}
-        if lost := sorted(str(name) for name in changes.values if str(name) not in known):
+        # transformers gives all numbers of layers as many digits as the last one has: "05".
+        own = {name.lstrip("0") or "0": changes.part(name) for name in changes.values}
+        known = [str(index) for index in range(len(kinds))]
+        if lost := sorted(own.keys() - known):
             raise ForerunError(f"{text.name('per_layer_config')} names layer {lost[0][:40]!r}, which is none")
+        if strange := sorted({name for each in own.values() for name in each.values if name not in CHANGEABLE}):
+            raise ForerunError(f"{text.name('per_layer_config')} changes {strange[0][:40]!r}, which is not supported")
+        layers = [own.get(name, changes.part(name)) for name in known]
         return [
             (each.integer("head_dim", size, high=LARGEST_HEAD), each.integer("num_key_value_heads", kv_heads))
-            for each in own
+            for each in layers
         ]
     wide = text.integer("global_head_dim", 512, high=LARGEST_HEAD)
     few = text.integer("num_global_key_value_heads", kv_heads) if text.flag("attention_k_eq_v", False) else kv_heads
