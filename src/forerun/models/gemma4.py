@@ -22,15 +22,29 @@ from forerun.models.layers.config import (
     LayerConfig,
     PerLayerConfig,
     layer_count,
+    read_context,
     read_eps,
 )
 from forerun.models.layers.rope import RopeConfig, read_rope_settings
 from forerun.weights.config_reader import ConfigReader
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-UNIFIED = ("gemma4_unified", "gemma4_unified_text")
 PREFIXES = ("model.language_model.", "model.")  # beside towers, or alone
 TOWERS = ("vision_tower.", "embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio.")
+# What absent fields mean in this family.
+USUAL = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "vocab_size_per_layer_input": 262144,
+}
+UNIFIED_USUAL = USUAL | {"max_position_embeddings": 262144, "sliding_window": 1024}
 PATTERN = 6  # where `layer_types` is absent, every so many layers one has no window
 CHANGEABLE = ("head_dim", "num_key_value_heads")  # what `per_layer_config` may say of a layer
 # What stands for media in a prompt, and the usual ids.
@@ -57,8 +71,7 @@ class LayerShape:
 
 def read_config(config: ConfigReader) -> DecoderConfig:
     """Nested beside the settings of towers, or flat."""
-    text = config.part("text_config") if "text_config" in config else config
-    unified = config.text("model_type") in UNIFIED
+    unified, text = is_unified(config), text_model(config)
     text.only("hidden_activation", "gelu_pytorch_tanh")
     text.only("attention_bias", False)
     text.only("use_bidirectional_attention", None, "vision")
@@ -75,8 +88,8 @@ def read_config(config: ConfigReader) -> DecoderConfig:
     return DecoderConfig(
         family=config.text("model_type"),
         hidden=hidden,
-        vocab=text.integer("vocab_size", 262144),
-        context=text.integer("max_position_embeddings", 262144 if unified else 131072, high=MOST_POSITIONS),
+        vocab=text.integer("vocab_size"),
+        context=read_context(text),
         eps=read_eps(text),
         tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True)),
         layers=tuple(
@@ -91,18 +104,27 @@ def read_config(config: ConfigReader) -> DecoderConfig:
         embedding_scale=hidden**0.5,
         softcap=text.number("final_logit_softcapping") if "final_logit_softcapping" in text else 0.0,
         layer_scalars=True,
-        per_layer=PerLayerConfig(size, text.integer("vocab_size_per_layer_input", 262144)) if size else None,
-        never=media_tokens(config) if text is not config else (),
+        per_layer=PerLayerConfig(size, text.integer("vocab_size_per_layer_input")) if size else None,
+        never=media_tokens(config) if "text_config" in config else (),
         prefixes=PREFIXES,
         towers=tuple(f"model.{tower}" for tower in TOWERS),
         ignored=ignored(range(first, len(shapes))),
     )
 
 
+def is_unified(config: ConfigReader) -> bool:
+    """A model without towers, or its assistant."""
+    return config.text("model_type").startswith("gemma4_unified")
+
+
+def text_model(config: ConfigReader) -> ConfigReader:
+    """The settings of the language model, absent ones filled in."""
+    return config.text_model(UNIFIED_USUAL if is_unified(config) else USUAL)
+
+
 def layer_shapes(text: ConfigReader) -> list[LayerShape]:
     """Heads, window and rotation of every layer."""
-    usual = 1024 if text.text("model_type", "") in UNIFIED else 512
-    kinds, window = layer_kinds(text), text.integer("sliding_window", usual, high=MOST_POSITIONS)
+    kinds, window = layer_kinds(text), text.integer("sliding_window", high=MOST_POSITIONS)
     heads, shapes = text.integer("num_attention_heads"), []
     for index, (size, kv_heads) in enumerate(head_sizes(text, kinds)):
         if heads % kv_heads:
@@ -128,8 +150,8 @@ def layer_kinds(text: ConfigReader) -> list[str]:
 
 def head_sizes(text: ConfigReader, kinds: Sequence[str]) -> list[tuple[int, int]]:
     """Head size and key/value heads of each layer, from either way in which configs say what differs."""
-    size = text.integer("head_dim", 256, high=LARGEST_HEAD)
-    kv_heads = text.integer("num_key_value_heads", text.integer("num_attention_heads"))
+    size = text.integer("head_dim", high=LARGEST_HEAD)
+    kv_heads = text.integer("num_key_value_heads")
     if "per_layer_config" in text:
         changes = text.part("per_layer_config")
         # transformers gives all numbers of layers as many digits as the last one has: "05".

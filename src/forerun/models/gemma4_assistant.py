@@ -34,12 +34,12 @@ class AssistantConfig:
 
     @property
     def vocab(self) -> int:
-        return self.text.integer("vocab_size", 262144)
+        return self.text.integer("vocab_size")
 
 
 def read_assistant(config: ConfigReader) -> AssistantConfig:
     """The description alone, checked for itself."""
-    text = config.part("text_config")
+    text = gemma4.text_model(config)
     text.only("hidden_activation", "gelu_pytorch_tanh")
     text.only("attention_bias", False)
     text.only("enable_moe_block", False)

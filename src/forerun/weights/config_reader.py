@@ -78,6 +78,15 @@ class ConfigReader:
             raise self.wrong(name, "an object")
         return ConfigReader(value, self.where, f"{self._prefix}{name}.")
 
+    def text_model(self, usual: Mapping[str, Any] | None = None) -> ConfigReader:
+        """The settings of the language model: beside those of towers, or all there are.
+
+        `usual`: what absent keys mean in its family. transformers has left such keys out when it saved nested settings.
+        """
+        text = self.part("text_config") if "text_config" in self else self
+        absent = {name: value for name, value in (usual or {}).items() if name not in text}
+        return ConfigReader({**text.values, **absent}, self.where, text._prefix)
+
     def only(self, name: str, *known: Any) -> None:
         """Refuses every value but the `known` ones, the first of which is what an absent key means."""
         if self._value(name, known[0]) not in known:

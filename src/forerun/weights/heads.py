@@ -64,8 +64,7 @@ class FoundHead:
 
 def shape_of(checkpoint: Checkpoint) -> Shape:
     """The shape of a model, as heads record it."""
-    settings = checkpoint.reader
-    return _shape(settings.part("text_config") if "text_config" in settings else settings)
+    return _shape(checkpoint.reader.text_model())
 
 
 def read_head(folder: Path) -> HeadFolder:
@@ -95,13 +94,15 @@ def find_head(checkpoint: Checkpoint, folder: Path | None) -> FoundHead | None:
     A head of the very same weights is used as it is; one of other weights of the same shape may draft worse, which is
     worth a warning; one of another shape cannot run.
     """
-    wanted = shape_of(checkpoint)
     if folder is not None:
-        head = read_head(folder)
+        head, wanted = read_head(folder), shape_of(checkpoint)
         if head.target != wanted:
             raise ForerunError(f"the MTP head {folder} is for {head.target}, but {checkpoint.path} is {wanted}")
         return _match(head, fingerprint(checkpoint))
-    fitting = [head for head in packaged_heads() if head.target == wanted]
+    family = checkpoint.reader.text_model().text("model_type", "")
+    known = [head for head in packaged_heads() if head.target.model_type == family]
+    # Configs of families that have none may leave out what a shape needs.
+    fitting = [head for head in known if head.target == shape_of(checkpoint)]
     if not fitting:
         return None
     own = fingerprint(checkpoint)
