@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from test_models import load, run
-from tiny_gemma import FULL, VARIANTS, WINDOW, random_gemma, save_gemma
+from tiny_gemma import FULL, SLIDING, VARIANTS, WINDOW, random_gemma, save_gemma
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.errors import ForerunError
@@ -134,7 +134,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "kinds": ({"layer_types": [FULL] * 5}, "must name 6 layers"),
     "attention in both directions": ({"use_bidirectional_attention": "all"}, "'all' is not supported"),
     "another activation": ({"hidden_activation": "silu"}, "'silu' is not supported"),
-    "a strange rotation": ({"rope_parameters": {FULL: {"rope_type": "spiral"}}}, "'spiral' is not supported"),
+    "a strange rotation": (
+        {"rope_parameters": {SLIDING: {"rope_type": "default"}, FULL: {"rope_type": "spiral"}}},
+        "'spiral' is not supported",
+    ),
 }
 
 

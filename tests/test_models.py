@@ -42,6 +42,7 @@ CASES = {
     "llama yarn rope": ("llama", {"rope_parameters": YARN, "max_position_embeddings": 128}),
     "mistral window": ("mistral", {"sliding_window": 17}),
     "mistral no window": ("mistral", {"sliding_window": None}),
+    "mistral some windows": ("mistral", {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}),
     "qwen2": ("qwen2", {}),
     "qwen2 window": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": ("qwen3", {}),

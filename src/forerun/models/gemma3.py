@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec
 from forerun.models.layers.config import (
+    FULL,
     MOST_POSITIONS,
+    SLIDING,
     AttentionConfig,
     DecoderConfig,
     DenseConfig,
     LayerConfig,
     head_layout,
     layer_count,
+    layer_kinds,
     read_context,
     read_eps,
 )
-from forerun.models.layers.rope import RopeConfig, read_rope, read_rope_settings
+from forerun.models.layers.rope import RopeConfig, read_rope_settings, rope_part
 from forerun.weights.config_reader import ConfigReader
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 # What absent fields mean in this family; the config.json of the 4B leaves most of them out.
 USUAL = {
     "vocab_size": 262208,
@@ -59,6 +60,8 @@ def read_config(config: ConfigReader) -> DecoderConfig:
         )
         for kind in (SLIDING, FULL)
     }
+    pattern = text.integer("sliding_window_pattern")  # every so many layers one has no window
+    kinds = layer_kinds(text, [SLIDING if (index + 1) % pattern else FULL for index in range(layer_count(text))])
     network = DenseConfig(text.integer("intermediate_size"), activation="gelu_tanh")
     return DecoderConfig(
         family=config.text("model_type"),
@@ -67,7 +70,7 @@ def read_config(config: ConfigReader) -> DecoderConfig:
         context=read_context(text),
         eps=read_eps(text),
         tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True)),
-        layers=tuple(LayerConfig(mixers[kind], network) for kind in layer_kinds(text)),
+        layers=tuple(LayerConfig(mixers[kind], network) for kind in kinds),
         zero_centred_norms=True,
         sandwich_norms=True,
         embedding_scale=hidden**0.5,
@@ -78,20 +81,13 @@ def read_config(config: ConfigReader) -> DecoderConfig:
     )
 
 
-def layer_kinds(text: ConfigReader) -> list[str]:
-    """As listed, or else every `sliding_window_pattern`-th layer has no window."""
-    layers, pattern = layer_count(text), text.integer("sliding_window_pattern")
-    kinds = text.texts("layer_types") or [SLIDING if (index + 1) % pattern else FULL for index in range(layers)]
-    if len(kinds) != layers or set(kinds) - {SLIDING, FULL}:
-        raise ForerunError(f"{text.name('layer_types')} must name {layers} layers, each {SLIDING} or {FULL}")
-    return kinds
-
-
 def layer_rope(text: ConfigReader, kind: str, size: int) -> RopeConfig:
     """By kind of layer in new configs; old ones scale the layers without a window alone."""
-    parameters = text.part("rope_parameters")
+    local = text.number("rope_local_base_freq", LOCAL_THETA, above=1.0)
+    theta = local if kind == SLIDING else text.number("rope_theta", THETA, above=1.0)
+    parameters = rope_part(text)
     if SLIDING in parameters or FULL in parameters:
-        return read_rope_settings(text, parameters.part(kind), size, LOCAL_THETA if kind == SLIDING else THETA)
-    if kind == SLIDING:
-        return RopeConfig(size, text.number("rope_local_base_freq", LOCAL_THETA, above=1.0))
-    return read_rope(text, size, THETA)
+        return read_rope_settings(text, parameters.part(kind), size, theta)
+    if text.part("rope_parameters").values:
+        raise text.wrong("rope_parameters", f"settings of {SLIDING} and of {FULL}")
+    return RopeConfig(size, local) if kind == SLIDING else read_rope_settings(text, parameters, size, theta)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec, HeadLayout
 from forerun.models.layers.config import (
+    FULL,
     LARGEST_HEAD,
     MOST_POSITIONS,
+    SLIDING,
     AttentionConfig,
     BesideConfig,
     DecoderConfig,
@@ -22,13 +24,13 @@ from forerun.models.layers.config import (
     LayerConfig,
     PerLayerConfig,
     layer_count,
+    layer_kinds,
     read_context,
     read_eps,
 )
-from forerun.models.layers.rope import RopeConfig, read_rope_settings
+from forerun.models.layers.rope import RopeConfig, read_rope_settings, rope_part
 from forerun.weights.config_reader import ConfigReader
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 PREFIXES = ("model.language_model.", "model.")  # beside towers, or alone
 TOWERS = ("vision_tower.", "embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio.")
 # What absent fields mean in this family.
@@ -124,7 +126,9 @@ def text_model(config: ConfigReader) -> ConfigReader:
 
 def layer_shapes(text: ConfigReader) -> list[LayerShape]:
     """Heads, window and rotation of every layer."""
-    kinds, window = layer_kinds(text), text.integer("sliding_window", high=MOST_POSITIONS)
+    usual = [SLIDING if (index + 1) % PATTERN else FULL for index in range(layer_count(text))]
+    kinds = [*layer_kinds(text, usual)[:-1], FULL]  # whatever is listed
+    window = text.integer("sliding_window", high=MOST_POSITIONS)
     heads, shapes = text.integer("num_attention_heads"), []
     for index, (size, kv_heads) in enumerate(head_sizes(text, kinds)):
         if heads % kv_heads:
@@ -136,16 +140,6 @@ def layer_shapes(text: ConfigReader) -> list[LayerShape]:
         layout = HeadLayout(heads, kv_heads, size)
         shapes.append(LayerShape(kind, layout, window if kind == SLIDING else 0, layer_rope(text, kind, size)))
     return shapes
-
-
-def layer_kinds(text: ConfigReader) -> list[str]:
-    """What each layer is; the last one never has a window."""
-    layers = layer_count(text)
-    kinds = text.texts("layer_types") or [SLIDING if (index + 1) % PATTERN else FULL for index in range(layers)]
-    unknown = sorted(set(kinds) - {SLIDING, FULL})
-    if unknown or len(kinds) != layers:
-        raise ForerunError(f"{text.name('layer_types')} must name {layers} layers, each {SLIDING} or {FULL}")
-    return [*kinds[:-1], FULL]
 
 
 def head_sizes(text: ConfigReader, kinds: Sequence[str]) -> list[tuple[int, int]]:
@@ -173,8 +167,9 @@ def head_sizes(text: ConfigReader, kinds: Sequence[str]) -> list[tuple[int, int]
 
 def layer_rope(text: ConfigReader, kind: str, size: int) -> RopeConfig:
     """How layers of a kind turn their heads; without settings as the family usually does."""
-    settings = text.part("rope_parameters")
-    if kind in settings:
+    if (settings := rope_part(text)).values:
+        if kind not in settings:
+            raise text.wrong("rope_parameters", f"settings of {SLIDING} and of {FULL}")
         return read_rope_settings(text, settings.part(kind), size, 1e4 if kind == SLIDING else 1e6)
     if kind == SLIDING:
         return RopeConfig(size, 1e4)

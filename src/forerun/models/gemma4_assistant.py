@@ -9,9 +9,9 @@ import torch
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec
 from forerun.models import gemma4
-from forerun.models.gemma4 import FULL, SLIDING, LayerShape, layer_shapes
+from forerun.models.gemma4 import LayerShape, layer_shapes
 from forerun.models.layers.assistant import Assistant, CentroidHead, DenseHead
-from forerun.models.layers.config import AttentionConfig, DecoderConfig, LayerConfig, read_eps
+from forerun.models.layers.config import FULL, SLIDING, AttentionConfig, DecoderConfig, LayerConfig, read_eps
 from forerun.models.layers.decoder import Decoder, embedding_table
 from forerun.models.layers.loader import Loader
 from forerun.weights.checkpoint import Checkpoint

@@ -18,7 +18,7 @@ from forerun.models.layers.config import (
     read_context,
     read_eps,
 )
-from forerun.models.layers.rope import read_rope
+from forerun.models.layers.rope import read_rope, rope_part
 from forerun.weights.config_reader import ConfigReader
 
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
@@ -63,7 +63,7 @@ def hybrid_decoder(
     text.only("attn_output_gate", True)
     text.only("output_gate_type", "silu", "swish")
     layout = head_layout(text)
-    rope = replace(read_rope(text, rotary_size(text, layout.size)), mrope_section=mrope_section(text))
+    rope = replace(read_rope(text, rotary_size(text, layout.size), partial=True), mrope_section=mrope_section(text))
     mixers: dict[str, AttentionConfig | DeltaLayout] = {
         RECURRENT: delta_layout(text),
         ATTENTION: AttentionConfig(AttentionSpec(layout), rope, head_norms=True, gated=True),
@@ -124,11 +124,6 @@ def mrope_section(text: ConfigReader) -> tuple[int, ...]:
         raise rope.wrong("mrope_section", "a list of three numbers")
     rope.only("mrope_interleaved", True)
     return tuple(sections)
-
-
-def rope_part(text: ConfigReader) -> ConfigReader:
-    """The settings of the rotary embedding, under their new name or the old one."""
-    return text.part("rope_parameters" if "rope_parameters" in text else "rope_scaling")
 
 
 def rotary_size(text: ConfigReader, size: int) -> int:
