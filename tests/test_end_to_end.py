@@ -12,6 +12,7 @@ from tiny import tiny_gguf, tiny_model
 
 import forerun
 from forerun.cli.main import main
+from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 
 JSON_KEYS = {
@@ -200,6 +201,14 @@ def test_stop_strings_cut_the_text_but_not_the_count(model: LanguageModel) -> No
         cut = forerun.generate(model, "hello there", **settings, stop=[stop], draft=draft)
         assert cut.text == whole.text[: whole.text.index(stop)] and cut.finish_reason == "stop"
         assert cut.tokens == whole.tokens[: len(cut.tokens)]
+
+
+def test_tokens_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
+    """Some tokenizers have more of them than the embedding has rows: Gemma 3 1B has one for pictures."""
+    model = forerun.load(str(tiny_model(tmp_path, "llama", num_hidden_layers=1, vocab_size=280)))
+    assert len(model.tokenizer) == 290 and forerun.generate(model, [5, 279], max_tokens=1).tokens
+    with pytest.raises(ForerunError, match="the prompt has token 285, and the model's tokens end at 279"):
+        forerun.generate(model, [5, 285], max_tokens=1)
 
 
 def test_a_request_without_a_seed_gets_one(model: LanguageModel) -> None:

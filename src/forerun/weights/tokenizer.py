@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,12 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(
+            path,
+            local_files_only=True,
+            trust_remote_code=False,
+            model_max_length=sys.maxsize,  # the engine knows the context, and a file may hold anything
+        )
     except Exception as error:  # transformers and tokenizers raise anything for a bad file
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise ForerunError(f"{path}: its tokenizer cannot be read ({reason})") from error
@@ -68,7 +74,7 @@ def _ids(value: object, path: Path) -> set[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            raise ForerunError(f"{path}: eos_token_id must be a token id or a list of them, not {value!r}")
+            raise ForerunError(f"{path}: eos_token_id must be a token id or a list of them, not {str(value)[:60]!r}")
     return set(ids)
 
 
