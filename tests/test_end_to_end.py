@@ -223,15 +223,18 @@ def test_a_request_without_a_seed_gets_one(model: LanguageModel) -> None:
     ("place", "line"),
     [
         ("forerun.loading.run_probe", "GiB free: free some"),
-        ("forerun.loading.load_head", "the GPU is out of memory"),
-        ("forerun.engine.host.HostExecutor.start", "the GPU is out of memory"),
+        ("forerun.loading.load_head", "is out of memory"),
+        ("forerun.engine.host.HostExecutor.start", "is out of memory"),
     ],
 )
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
 def test_memory_that_runs_out_is_said_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, line: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, line: str, error: Exception
 ) -> None:
     def full(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     folder = tiny_model(tmp_path, "llama")
     monkeypatch.setattr(place, full)

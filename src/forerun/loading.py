@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forerun.cache.pages import PagePool
-from forerun.device import CACHE_SHARE, Machine, free_memory, plan_machine, running_memory
+from forerun.device import CACHE_SHARE, Machine, free_memory, out_of_memory, plan_machine, running_memory
 from forerun.draft.arms import MAX_DEPTH, MTP
 from forerun.draft.assistant_loading import find_assistant
 from forerun.draft.head import build_head
@@ -232,9 +232,12 @@ def enough_memory(checkpoint: Checkpoint, machine: Machine) -> Iterator[None]:
     free = free_memory(machine.device)
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
         needed = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names()) * machine.dtype.itemsize
+        place, cpu = ("the machine", "") if machine.device.type == "cpu" else ("the GPU", ", or use --device cpu")
         raise ForerunError(
-            f"{checkpoint.path} needs about {needed / 2**30:.1f} GiB for its weights and the GPU has "
-            f"{free / 2**30:.1f} GiB free: free some, use a smaller model, or use --device cpu"
+            f"{checkpoint.path} needs about {needed / 2**30:.1f} GiB for its weights and {place} has "
+            f"{free / 2**30:.1f} GiB free: free some, use a smaller model or max context{cpu}"
         ) from error
