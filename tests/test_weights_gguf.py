@@ -250,6 +250,12 @@ def test_smollm_splits_digits_off_spaces(tmp_path: Path) -> None:
         ({"llama__block_count": 1}, "blk.1"),
         ({"llama__attention__key_length": 32, "llama__attention__value_length": 32}, "attn_"),
         ({"split__count": 3}, "llama-gguf-split"),
+        ({"llama__attention__scale": 1.0}, "metadata llama.attention.scale changes what a model computes"),
+        ({"llama__logit_scale": 8.0}, "metadata llama.logit_scale changes what a model computes"),
+        ({"llama__rope__scaling__attn_factor": 0.5}, "rope.scaling.attn_factor changes what a model computes"),
+        ({"llama__attention__causal": False}, "attention.causal"),
+        ({"tokenizer__chat_template": 5}, "metadata tokenizer.chat_template must be text, found 5"),
+        ({"llama__feed_forward_length": "x" * 3000}, r"feed_forward_length is missing or senseless \('x{39}\)"),
     ],
 )
 def test_files_not_read_are_refused_by_name(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
@@ -272,6 +278,8 @@ def test_rope_scaling_is_read(source: Path) -> None:
 
     scaling = "llama.rope.scaling"
     assert rope({f"{scaling}.type": "linear", f"{scaling}.factor": 2.0})["factor"] == 2.0
+    assert rope({f"{scaling}.factor": 2.0}) == rope({f"{scaling}.type": "linear", f"{scaling}.factor": 2.0})
+    assert rope({f"{scaling}.type": "none", f"{scaling}.factor": 2.0}) == rope({})
     yarn = rope({f"{scaling}.type": "yarn", f"{scaling}.factor": 4.0, f"{scaling}.original_context_length": 128})
     assert yarn["rope_type"] == "yarn" and yarn["original_max_position_embeddings"] == 128
     extra = {"llama.rope.freq_base": 500000.0}

@@ -76,6 +76,14 @@ def test_a_broken_tokenizer_is_one_line(folder: Path, content: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("template", [5, True, {"default": 7}, [{"name": "default", "template": 3}]])
+def test_a_template_that_is_no_text_is_one_line(folder: Path, template: object) -> None:
+    (folder / "chat_template.jinja").unlink()
+    change(folder / "tokenizer_config.json", chat_template=template)
+    with pytest.raises(ForerunError, match="chat_template of its tokenizer must be text, found "):
+        load_tokenizer(folder)
+
+
 def test_a_missing_tokenizer_says_what_to_do(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ForerunError, match=r"tokenizer\.json"):

@@ -115,12 +115,7 @@ def _gemma3(metadata: Metadata, _: Mapping[str, tuple[int, ...]], factors: Seque
         raise ForerunError(f"{metadata.where}: rope_freqs.weight is not known of this family")
     layers, heads = metadata.count("block_count"), metadata.count("attention.head_count")
     size = metadata.count("attention.key_length", 256)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 1e6)}
-    kind = metadata.get("rope.scaling.type")
-    if kind == "linear":
-        rope |= {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor")}
-    elif kind not in (None, "none"):
-        raise ForerunError(f"{metadata.where}: rope scaling {kind!r} is not read")
+    rope = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 1e6)}
     local = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 1e4)}
     return {
         "intermediate_size": metadata.count("feed_forward_length"),
@@ -128,13 +123,15 @@ def _gemma3(metadata: Metadata, _: Mapping[str, tuple[int, ...]], factors: Seque
         "head_dim": size,
         "layer_types": _kinds(metadata, layers),
         "query_pre_attn_scalar": metadata.count("embedding_length") // heads if layers == WIDE_QUERIES else size,
-        "rope_parameters": {FULL: rope, SLIDING: local},
+        "rope_parameters": {FULL: rope | metadata.linear_scaling(), SLIDING: local},
     }
 
 
 def _gemma4(
     metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], factors: Sequence[float] | None
 ) -> dict[str, Any]:
+    if metadata.linear_scaling():
+        raise ForerunError(f"{metadata.where}: rope scaling is not known of this family")
     layers = metadata.count("block_count")
     kinds = _kinds(metadata, layers)
     heads = metadata.counts("attention.head_count_kv", layers)
@@ -144,8 +141,7 @@ def _gemma4(
     inner = metadata.counts("feed_forward_length", layers)
     least, most = (layers, layers) if metadata.architecture == ASSISTANT else (0, layers - 1)
     if not isinstance(shared, int) or not least <= shared <= most:
-        key = f"{metadata.architecture}.attention.shared_kv_layers"
-        raise ForerunError(f"{metadata.where}: metadata {key} is senseless ({shared!r})")
+        raise metadata.senseless("attention.shared_kv_layers")
     own = layers - shared
     double = bool(shared) and inner[-1] == 2 * inner[0]
     if inner != [inner[0]] * own + [inner[0] * (2 if double else 1)] * shared:

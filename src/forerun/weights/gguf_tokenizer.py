@@ -10,6 +10,7 @@ from typing import Any
 from forerun.errors import ForerunError
 from forerun.weights.gguf_header import GgufHeader
 from forerun.weights.gguf_qwen_tokens import COMPOSED
+from forerun.weights.tokenizer import check_template
 
 # Ways to cut text before merging (`tokenizer.ggml.pre`) that split every digit off, then work like GPT-2.
 # transformers leaves them at plain GPT-2, which gives other tokens for two spaces before a digit.
@@ -24,6 +25,7 @@ def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: 
     """Converts the file's tokenizer (by way of transformers), saves it with its chat template, and returns it."""
     if "tokenizer.ggml.tokens" not in header.metadata:
         raise ForerunError(f"{source} carries no tokenizer, so it cannot be used on its own")
+    check_template(header.metadata.get("tokenizer.chat_template"), f"{source}: metadata tokenizer.chat_template")
     tokenizer = _load(header, source)
     if len(tokenizer) > vocab_size:
         raise ForerunError(f"{source}: its tokenizer has {len(tokenizer)} tokens, its embedding only {vocab_size} rows")

@@ -40,9 +40,17 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # transformers and tokenizers raise anything for a bad file
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise ForerunError(f"{path}: its tokenizer cannot be read ({reason})") from error
+    check_template(tokenizer.chat_template, f"{path}: chat_template of its tokenizer")
     if str((read_json(path, "config.json") or {}).get("model_type")).startswith(NEEDS_BOS):
         begin_with_bos(tokenizer)
     return tokenizer
+
+
+def check_template(template: object, where: str) -> None:
+    """Text, several texts by name, or none."""
+    texts = template.values() if isinstance(template, dict) else [] if template is None else [template]
+    if not all(isinstance(text, str) for text in texts):
+        raise ForerunError(f"{where} must be text, found {str(template)[:40]}")
 
 
 def begin_with_bos(tokenizer: PreTrainedTokenizerFast) -> None:
