@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, first_line
 from forerun.weights.config import read_config
 from forerun.weights.config_reader import ConfigReader
 from forerun.weights.folder import weight_files
@@ -50,8 +50,7 @@ class Checkpoint:
             handle: Any = safe_open(file, framework="pt")
             names = list(handle.keys())
         except (SafetensorError, OSError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ForerunError(f"{file} is truncated or damaged ({reason}); download it again") from error
+            raise ForerunError(f"{file} is truncated or damaged ({first_line(error)}); download it again") from error
         for name in names:
             if name in self._handles:
                 raise ForerunError(f"{file}: the tensor {name} is also in another file of {self.path}")

@@ -149,6 +149,9 @@ def _gemma4(
     wide = [layer for layer in range(own) if kinds[layer] == FULL]
     turned = 1.0 if factors is None else sum(factor < NOT_ROTATED for factor in factors) / len(factors)
     size = metadata.get("embedding_length_per_layer_input") or 0
+    table = shapes.get("per_layer_token_embd.weight", ())
+    if size and len(table) != 2:
+        raise ForerunError(f"{metadata.where}: tensor per_layer_token_embd.weight is missing or has the shape {table}")
     rope = {"rope_type": "proportional", "rope_theta": metadata.number("rope.freq_base", 1e6)}
     return {
         "intermediate_size": inner[0],
@@ -163,7 +166,7 @@ def _gemma4(
         "attention_k_eq_v": bool(wide) and not any(f"blk.{layer}.attn_v.weight" in shapes for layer in wide),
         "num_kv_shared_layers": shared,
         "hidden_size_per_layer_input": size,
-        "vocab_size_per_layer_input": shapes["per_layer_token_embd.weight"][0] if size else None,
+        "vocab_size_per_layer_input": table[0] if size else None,
         "rope_parameters": {
             FULL: {**rope, "partial_rotary_factor": turned},
             SLIDING: {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 1e4)},

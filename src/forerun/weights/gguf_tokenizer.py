@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, first_line
 from forerun.weights.gguf_header import GgufHeader
 from forerun.weights.gguf_qwen_tokens import COMPOSED
 from forerun.weights.tokenizer import check_template
@@ -46,8 +46,7 @@ def _load(header: GgufHeader, source: Path) -> Any:
                 empty, gguf_file="model.gguf", add_bos_token=_begins(header), local_files_only=True
             )
         except Exception as error:  # transformers and tokenizers raise anything for a bad vocabulary
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise ForerunError(f"{source}: its tokenizer cannot be read ({reason})") from error
+            raise ForerunError(f"{source}: its tokenizer cannot be read ({first_line(error)})") from error
 
 
 def _begins(header: GgufHeader) -> bool:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, first_line
 from forerun.weights.folder import file_inside, read_json
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
             model_max_length=sys.maxsize,  # the engine knows the context, and a file may hold anything
         )
     except Exception as error:  # transformers and tokenizers raise anything for a bad file
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise ForerunError(f"{path}: its tokenizer cannot be read ({reason})") from error
+        raise ForerunError(f"{path}: its tokenizer cannot be read ({first_line(error)})") from error
     check_template(tokenizer.chat_template, f"{path}: chat_template of its tokenizer")
     if str((read_json(path, "config.json") or {}).get("model_type")).startswith(NEEDS_BOS):
         begin_with_bos(tokenizer)
