@@ -210,7 +210,8 @@ def test_a_tokenizer_beside_the_file_is_not_taken_for_its_own(tmp_path: Path) ->
     assert load_tokenizer(convert_gguf(file, tmp_path / "home")).encode("the") == tiny_tokenizer().encode("the")
 
 
-def test_a_sentencepiece_tokenizer_keeps_its_begin_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("space", [None, True, False])
+def test_a_sentencepiece_tokenizer_keeps_its_begin_token_and_first_space(tmp_path: Path, space: bool | None) -> None:
     pieces = ["▁", "h", "e", "l", "o", "▁h", "he", "ll", "▁he", "llo", "▁hello"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     file = tiny_gguf(
@@ -222,10 +223,13 @@ def test_a_sentencepiece_tokenizer_keeps_its_begin_token(tmp_path: Path) -> None
         tokenizer__ggml__token_type=[2, 3, 3] + [6] * 256 + [1] * len(pieces),
         tokenizer__ggml__merges=None,
         tokenizer__ggml__add_bos_token=None,
+        tokenizer__ggml__add_space_prefix=space,
     )
     tokenizer = load_tokenizer(convert_gguf(file, tmp_path / "home"))
+    for text in ("hello hello\n", *([" hello"] if space is False else [])):
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
     found = tokenizer.convert_ids_to_tokens(tokenizer.encode("hello hello\n"))
-    assert found == ["<s>", "▁hello", "▁hello", "<0x0A>"]
+    assert found == ["<s>", *(["he", "llo"] if space is False else ["▁hello"]), "▁hello", "<0x0A>"]
 
 
 def test_smollm_splits_digits_off_spaces(tmp_path: Path) -> None:

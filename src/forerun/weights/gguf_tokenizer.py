@@ -30,6 +30,7 @@ def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: 
     if len(tokenizer) > vocab_size:
         raise ForerunError(f"{source}: its tokenizer has {len(tokenizer)} tokens, its embedding only {vocab_size} rows")
     _set_splitter(tokenizer, header, source)
+    _set_first_space(tokenizer, header)
     tokenizer.save_pretrained(folder)
     _tidy(folder / "tokenizer_config.json")
     return tokenizer
@@ -77,6 +78,17 @@ def _set_splitter(tokenizer: Any, header: GgufHeader, source: Path) -> None:
         from tokenizers.normalizers import NFC
 
         tokenizer.backend_tokenizer.normalizer = NFC()
+
+
+def _set_first_space(tokenizer: Any, header: GgufHeader) -> None:
+    """Sentencepiece puts a space before a text unless a file says otherwise, which transformers does not read."""
+    from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence
+    from tokenizers.pre_tokenizers import Metaspace
+
+    backend = tokenizer.backend_tokenizer
+    if isinstance(backend.pre_tokenizer, Metaspace) and header.metadata.get("tokenizer.ggml.add_space_prefix") is False:
+        backend.pre_tokenizer = Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = Sequence([Replace("▁", " "), ByteFallback(), Fuse()])
 
 
 def _known_to_transformers() -> frozenset[str]:
