@@ -252,7 +252,7 @@ def test_smollm_splits_digits_off_spaces(tmp_path: Path) -> None:
         ({"llama__rope__dimension_count": 8}, "rope.dimension_count"),
         ({"llama__attention__head_count": 0}, "head_count"),
         ({"llama__block_count": 1}, "blk.1"),
-        ({"llama__attention__key_length": 32, "llama__attention__value_length": 32}, "attn_"),
+        ({"llama__attention__key_length": 32, "llama__attention__value_length": 32}, r"a\.gguf: tensor blk\.\d\.attn_"),
         ({"split__count": 3}, "llama-gguf-split"),
         ({"llama__attention__scale": 1.0}, "metadata llama.attention.scale changes what a model computes"),
         ({"llama__logit_scale": 8.0}, "metadata llama.logit_scale changes what a model computes"),
