@@ -126,11 +126,6 @@ def load_model(
     )
 
 
-def load_decoder(folder: Path, machine: Machine, progress: Progress) -> Decoder:
-    """Read a checkpoint folder and pack its weights for the machine."""
-    return build(open_checkpoint(folder), machine.kernels, machine.device, machine.dtype, progress)
-
-
 def context_size(decoder: Decoder, wanted: int | None) -> int:
     """Tokens of context: the model's own, or fewer when asked for."""
     if wanted is None:
@@ -163,9 +158,8 @@ def load_drafter(
     """A draft model must speak in the same tokens as the target."""
     if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
         raise ForerunError(f"the draft model {folder} has another tokenizer: use one from the same family as the model")
-    decoder = load_decoder(folder, machine, progress)
-    if decoder.config.context < context:
-        context = decoder.config.context
+    decoder = build(open_checkpoint(folder), machine.kernels, machine.device, machine.dtype, progress)
+    context = min(context, decoder.config.context)
     if machine.graphs:
         decoder.rope.reserve(context + 2 * (MAX_DEPTH + 1))
     return ModelDrafter(decoder, make_pool(decoder, context, machine, towers), min(vocab, decoder.config.vocab), CHUNK)

@@ -68,7 +68,7 @@ class ConfigReader:
         """A list of whole numbers."""
         value = self._value(name, list(default))
         if not isinstance(value, list) or not all(type(entry) is int and low <= entry <= high for entry in value):
-            raise self.wrong(name, f"a list of whole numbers from {low} on")
+            raise self.wrong(name, f"a list of whole numbers from {low} to {high}")
         return value
 
     def part(self, name: str) -> ConfigReader:

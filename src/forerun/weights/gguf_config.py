@@ -77,9 +77,7 @@ def config_from(header: GgufHeader, where: str, rope_factors: Sequence[float] | 
         "rope_parameters": _rope(metadata, head_dim, rope_factors),
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
-        "bos_token_id": metadata.token("bos_token_id"),
-        "eos_token_id": metadata.token("eos_token_id"),
-        "pad_token_id": metadata.token("padding_token_id"),
+        **metadata.special_tokens(),
     }
     if metadata.architecture == "llama":
         config["mlp_bias"] = "blk.0.ffn_up.bias" in shapes

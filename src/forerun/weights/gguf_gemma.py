@@ -89,13 +89,10 @@ def _text_config(
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": False,
         "sliding_window": metadata.count("attention.sliding_window"),
-        "final_logit_softcapping": metadata.number("final_logit_softcapping", 1e30),
-        "bos_token_id": metadata.token("bos_token_id"),
-        "eos_token_id": metadata.token("eos_token_id"),
-        "pad_token_id": metadata.token("padding_token_id"),
+        **metadata.special_tokens(),
     }
-    if metadata.get("final_logit_softcapping") is None:
-        config["final_logit_softcapping"] = None
+    if metadata.get("final_logit_softcapping") is not None:
+        config["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
     return config | (_gemma3 if metadata.architecture == "gemma3" else _gemma4)(metadata, shapes, rope_factors)
 
 

@@ -62,6 +62,11 @@ class Metadata:
             return {}
         return {"rope_type": "linear", "factor": self.number(key)}
 
+    def special_tokens(self) -> dict[str, int | None]:
+        """Ids of the tokens that begin, end and fill up a text, as config.json has them."""
+        names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+        return {name: self.token(own) for name, own in names.items()}
+
     def token(self, key: str) -> int | None:
         value = self.values.get(f"tokenizer.ggml.{key}")
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -114,9 +114,7 @@ def qwen3_5_config(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], ro
         "tie_word_embeddings": "output.weight" not in shapes,
         "mtp_num_hidden_layers": heads,
         "mtp_use_dedicated_embeddings": any(f"blk.{layers}.{name}" in shapes for name in OWN_VOCABULARY),
-        "bos_token_id": metadata.token("bos_token_id"),
-        "eos_token_id": metadata.token("eos_token_id"),
-        "pad_token_id": metadata.token("padding_token_id"),
+        **metadata.special_tokens(),
     }
     for whole, part in (("ssm.inner_size", values), ("ssm.time_step_rank", config["linear_num_key_heads"])):
         if metadata.count(whole) % part:

@@ -84,8 +84,10 @@ def read_head(folder: Path) -> HeadFolder:
     settings = ConfigReader(config, where)
     target = settings.part("target")
     shape = _shape(target)
-    taps = _taps(config, shape, where)
-    return HeadFolder(folder, target.text("hash", "")[:64], shape, taps, settings.part("layer").values)
+    taps = settings.integers("taps", (), high=shape.num_hidden_layers - 1)
+    if len(set(taps)) != len(taps):
+        raise settings.wrong("taps", "different layers")
+    return HeadFolder(folder, target.text("hash", "")[:64], shape, tuple(taps), settings.part("layer").values)
 
 
 def find_head(checkpoint: Checkpoint, folder: Path | None) -> FoundHead | None:
@@ -129,13 +131,3 @@ def _match(head: HeadFolder, own: str) -> FoundHead:
 def _shape(config: ConfigReader) -> Shape:
     sizes = [config.integer(name) for name in ("hidden_size", "vocab_size", "num_hidden_layers")]
     return Shape(config.text("model_type")[:40], *sizes)
-
-
-def _taps(config: Mapping[str, Any], shape: Shape, where: str) -> tuple[int, ...]:
-    taps = config.get("taps", [])
-    good = isinstance(taps, list) and all(isinstance(tap, int) and not isinstance(tap, bool) for tap in taps)
-    if not good or len(set(taps)) != len(taps) or not all(0 <= tap < shape.num_hidden_layers for tap in taps):
-        raise ForerunError(
-            f"{where}: taps must be different layers from 0 to {shape.num_hidden_layers - 1}, found {str(taps)[:80]}"
-        )
-    return tuple(taps)
