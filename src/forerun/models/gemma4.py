@@ -115,8 +115,8 @@ def read_config(config: ConfigReader) -> DecoderConfig:
 
 
 def is_unified(config: ConfigReader) -> bool:
-    """A model without towers, or its assistant."""
-    return config.text("model_type").startswith("gemma4_unified")
+    """A model without towers, or its assistant: what the language model says of itself has the first word."""
+    return config.text_model().text("model_type", config.text("model_type")).startswith("gemma4_unified")
 
 
 def text_model(config: ConfigReader) -> ConfigReader:
