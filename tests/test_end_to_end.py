@@ -247,6 +247,14 @@ def test_stop_strings_cut_the_text_but_not_the_count(model: LanguageModel) -> No
         assert cut.tokens == whole.tokens[: len(cut.tokens)]
 
 
+def test_tokens_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
+    """Some tokenizers have more of them than the embedding has rows: Gemma 3 1B has one for pictures."""
+    model = forerun.load(str(tiny_model(tmp_path, "llama", num_hidden_layers=1, vocab_size=280)))
+    assert len(model.tokenizer) == 290 and forerun.generate(model, [5, 279], max_tokens=1).tokens
+    with pytest.raises(ForerunError, match="the prompt has token 285, and the model's tokens end at 279"):
+        forerun.generate(model, [5, 285], max_tokens=1)
+
+
 def test_a_request_without_a_seed_gets_one(model: LanguageModel) -> None:
     first = forerun.generate(model, "hello", max_tokens=20, temperature=1.0)
     again = forerun.generate(model, "hello", max_tokens=20, temperature=1.0, seed=first.seed)
@@ -259,15 +267,18 @@ def test_a_request_without_a_seed_gets_one(model: LanguageModel) -> None:
     ("place", "line"),
     [
         ("forerun.loading.run_probe", "GiB free: free some"),
-        ("forerun.loading.load_head", "the GPU is out of memory"),
-        ("forerun.engine.host.HostExecutor.start", "the GPU is out of memory"),
+        ("forerun.loading.load_head", "is out of memory"),
+        ("forerun.engine.host.HostExecutor.start", "is out of memory"),
     ],
 )
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
 def test_memory_that_runs_out_is_said_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, line: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, line: str, error: Exception
 ) -> None:
     def full(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     folder = tiny_model(tmp_path, "llama")
     monkeypatch.setattr(place, full)

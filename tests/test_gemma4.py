@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from test_models import load, run
-from tiny_gemma import FULL, VARIANTS, WINDOW, random_gemma, save_gemma
+from tiny_gemma import FULL, SLIDING, VARIANTS, WINDOW, random_gemma, save_gemma
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.errors import ForerunError
@@ -88,6 +88,15 @@ def test_every_layout_of_a_checkpoint_is_the_same_model(oracle: Any, layout: dic
     torch.testing.assert_close(found, expected_logits(oracle, TOKENS[0]), atol=1e-4, rtol=0)
 
 
+def test_layers_are_named_with_two_digits_in_models_of_more_than_ten() -> None:
+    """As in all published ones; transformers writes "05" for the sixth layer."""
+    config = json.loads(random_gemma("31B", num_hidden_layers=12, layer_types=None).config.to_json_string())
+    assert list(config["per_layer_config"]) == ["05", "11"]
+    layers = read_config(ConfigReader(config, "config.json")).attention
+    assert [layer.layout.size for layer in layers] == [16, 16, 16, 16, 16, 32] * 2
+    assert [layer.layout.kv_heads for layer in layers] == [2, 2, 2, 2, 2, 1] * 2
+
+
 def test_keys_and_values_are_stored_once_for_all_who_read_them(tmp_path: Path) -> None:
     model = load(save_gemma(tmp_path, random_gemma("E4B")), ReferenceKernels())
     assert [model.config.state_index(layer) for layer in range(6)] == [0, 1, 2, 1, 1, 2]
@@ -125,7 +134,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "kinds": ({"layer_types": [FULL] * 5}, "must name 6 layers"),
     "attention in both directions": ({"use_bidirectional_attention": "all"}, "'all' is not supported"),
     "another activation": ({"hidden_activation": "silu"}, "'silu' is not supported"),
-    "a strange rotation": ({"rope_parameters": {FULL: {"rope_type": "spiral"}}}, "'spiral' is not supported"),
+    "a strange rotation": (
+        {"rope_parameters": {SLIDING: {"rope_type": "default"}, FULL: {"rope_type": "spiral"}}},
+        "'spiral' is not supported",
+    ),
 }
 
 

@@ -287,3 +287,10 @@ def test_the_shapes_of_measurements_are_those_of_real_pairs(name: str) -> None:
     sources = [layer.mixer.source for layer in layers if isinstance(layer.mixer, AttentionConfig)]
     last = {"Gemma-4-E4B": 23, "Gemma-4-12B": 47, "Gemma-4-26B-A4B": 29}[name]
     assert sources == [last - 1] * 3 + [last]
+
+
+@pytest.mark.parametrize(("kind", "window"), [("gemma4_text", 512), ("gemma4_unified_text", 1024)])
+def test_absent_settings_are_those_of_the_language_model(kind: str, window: int) -> None:
+    text = {"model_type": kind, "hidden_size_per_layer_input": 0}
+    config = {"model_type": "gemma4_assistant", "backbone_hidden_size": 8, "text_config": text}
+    assert read_assistant(ConfigReader(config, "config.json")).shapes[0].window == window

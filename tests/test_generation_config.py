@@ -23,6 +23,7 @@ from forerun.weights.generation_config import generation_defaults
         ({"do_sample": False, "temperature": 0.6, "top_k": 5, "repetition_penalty": 1.1}, {"temperature": 0.0}),
         ({"temperature": float("nan"), "top_p": 7, "top_k": -1, "min_p": "a", "repetition_penalty": True}, {}),
         ({"temperature": float("inf"), "top_p": None, "top_k": 2.5}, {}),
+        ({"temperature": 10**400, "top_k": -(10**400)}, {}),
         ({"temperature": 1e-9}, {"temperature": 0.0}),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,6 +178,17 @@ def test_pictures_see_themselves_whole_where_they_should(pair: Pair) -> None:
     prompt = reader_of(pair.folder).read([1, IMAGE], [part("image", encoded(picture()))])
     assert prompt.media.runs[0].whole is (pair.folder.name[:3] != "E4B")
     assert prompt.media.positions is None
+
+
+@pytest.mark.parametrize(("unified", "whole"), [(True, True), (False, False)])
+def test_what_a_config_means_that_does_not_say_it(unified: bool, whole: bool, tmp_path: Path) -> None:
+    oracle = random_unified() if unified else random_media_gemma("31B")
+    config = json.loads(oracle.config.to_json_string())["text_config"]
+    del config["use_bidirectional_attention"]
+    assert type(oracle.config.text_config)(**config).use_bidirectional_attention == ("vision" if whole else None)
+    folder = save_media_gemma(tmp_path, oracle, text_config=config)
+    prompt = reader_of(folder).read([1, IMAGE], [part("image", encoded(picture()))])
+    assert prompt.media.runs[0].whole is whole
 
 
 def test_drafts_change_nothing(pair: Pair, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from engines import decoder, engine, request, run
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model
+from tiny_gemma import random_assistant, random_gemma, save_assistant, save_gemma
 from tiny_qwen import random_model, save_model
 
 import forerun
@@ -161,6 +162,24 @@ def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(ForerunError, match="not an empty folder"):
         convert(str(source), kept)
     assert sorted(kept.iterdir()) == before
+
+
+def test_links_to_files_elsewhere_are_not_followed(tmp_path: Path) -> None:
+    """A converted folder may be published; what lies beside the source is nobody's business."""
+    folder = tiny_model(tmp_path / "model", "llama")
+    (tmp_path / "secret").write_text("secret")
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ForerunError, match=r"notes\.txt is a link that leaves the model folder"):
+        convert(str(folder), tmp_path / "converted")
+    assert not (tmp_path / "converted").exists()
+
+
+def test_an_assistant_that_is_left_behind_is_named(tmp_path: Path) -> None:
+    model = random_gemma("31B")
+    folder = save_gemma(tmp_path / "model", model)
+    assistant = save_assistant(folder / "assistant", random_assistant(model))
+    (note,) = convert(str(folder), tmp_path / "converted").notes
+    assert str(assistant) in note and "--draft-model" in note
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

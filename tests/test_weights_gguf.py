@@ -210,7 +210,8 @@ def test_a_tokenizer_beside_the_file_is_not_taken_for_its_own(tmp_path: Path) ->
     assert load_tokenizer(convert_gguf(file, tmp_path / "home")).encode("the") == tiny_tokenizer().encode("the")
 
 
-def test_a_sentencepiece_tokenizer_keeps_its_begin_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("space", [None, True, False])
+def test_a_sentencepiece_tokenizer_keeps_its_begin_token_and_first_space(tmp_path: Path, space: bool | None) -> None:
     pieces = ["▁", "h", "e", "l", "o", "▁h", "he", "ll", "▁he", "llo", "▁hello"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     file = tiny_gguf(
@@ -222,10 +223,13 @@ def test_a_sentencepiece_tokenizer_keeps_its_begin_token(tmp_path: Path) -> None
         tokenizer__ggml__token_type=[2, 3, 3] + [6] * 256 + [1] * len(pieces),
         tokenizer__ggml__merges=None,
         tokenizer__ggml__add_bos_token=None,
+        tokenizer__ggml__add_space_prefix=space,
     )
     tokenizer = load_tokenizer(convert_gguf(file, tmp_path / "home"))
+    for text in ("hello hello\n", *([" hello"] if space is False else [])):
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
     found = tokenizer.convert_ids_to_tokens(tokenizer.encode("hello hello\n"))
-    assert found == ["<s>", "▁hello", "▁hello", "<0x0A>"]
+    assert found == ["<s>", *(["he", "llo"] if space is False else ["▁hello"]), "▁hello", "<0x0A>"]
 
 
 def test_smollm_splits_digits_off_spaces(tmp_path: Path) -> None:
@@ -248,8 +252,14 @@ def test_smollm_splits_digits_off_spaces(tmp_path: Path) -> None:
         ({"llama__rope__dimension_count": 8}, "rope.dimension_count"),
         ({"llama__attention__head_count": 0}, "head_count"),
         ({"llama__block_count": 1}, "blk.1"),
-        ({"llama__attention__key_length": 32, "llama__attention__value_length": 32}, "attn_"),
+        ({"llama__attention__key_length": 32, "llama__attention__value_length": 32}, r"a\.gguf: tensor blk\.\d\.attn_"),
         ({"split__count": 3}, "llama-gguf-split"),
+        ({"llama__attention__scale": 1.0}, "metadata llama.attention.scale changes what a model computes"),
+        ({"llama__logit_scale": 8.0}, "metadata llama.logit_scale changes what a model computes"),
+        ({"llama__rope__scaling__attn_factor": 0.5}, "rope.scaling.attn_factor changes what a model computes"),
+        ({"llama__attention__causal": False}, "attention.causal"),
+        ({"tokenizer__chat_template": 5}, "metadata tokenizer.chat_template must be text, found 5"),
+        ({"llama__feed_forward_length": "x" * 3000}, r"feed_forward_length is missing or senseless \('x{39}\)"),
     ],
 )
 def test_files_not_read_are_refused_by_name(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
@@ -272,6 +282,8 @@ def test_rope_scaling_is_read(source: Path) -> None:
 
     scaling = "llama.rope.scaling"
     assert rope({f"{scaling}.type": "linear", f"{scaling}.factor": 2.0})["factor"] == 2.0
+    assert rope({f"{scaling}.factor": 2.0}) == rope({f"{scaling}.type": "linear", f"{scaling}.factor": 2.0})
+    assert rope({f"{scaling}.type": "none", f"{scaling}.factor": 2.0}) == rope({})
     yarn = rope({f"{scaling}.type": "yarn", f"{scaling}.factor": 4.0, f"{scaling}.original_context_length": 128})
     assert yarn["rope_type"] == "yarn" and yarn["original_max_position_embeddings"] == 128
     extra = {"llama.rope.freq_base": 500000.0}

@@ -49,11 +49,17 @@ def test_every_source_of_end_tokens_counts(folder: Path) -> None:
     assert stop_token_ids(folder, tokenizer) == {14, unknown}
 
 
-@pytest.mark.parametrize("value", ["two", [1, None], -1, True, 1.5])
+@pytest.mark.parametrize("value", ["two", [1, None], -1, True, 1.5, ["x" * 5000]])
 def test_senseless_end_tokens_are_refused(folder: Path, value: object) -> None:
     change(folder / "config.json", eos_token_id=value)
-    with pytest.raises(ForerunError, match="eos_token_id"):
+    with pytest.raises(ForerunError, match="eos_token_id") as caught:
         stop_token_ids(folder, load_tokenizer(folder))
+    assert len(str(caught.value)) < 600
+
+
+def test_a_length_that_is_none_does_not_matter(folder: Path) -> None:
+    change(folder / "tokenizer_config.json", model_max_length="long")
+    assert load_tokenizer(folder)("hi")["input_ids"]
 
 
 def test_code_for_the_tokenizer_is_refused(folder: Path) -> None:
@@ -68,6 +74,14 @@ def test_a_broken_tokenizer_is_one_line(folder: Path, content: str) -> None:
     with pytest.raises(ForerunError, match="tokenizer") as caught:
         load_tokenizer(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("template", [5, True, {"default": 7}, [{"name": "default", "template": 3}]])
+def test_a_template_that_is_no_text_is_one_line(folder: Path, template: object) -> None:
+    (folder / "chat_template.jinja").unlink()
+    change(folder / "tokenizer_config.json", chat_template=template)
+    with pytest.raises(ForerunError, match="chat_template of its tokenizer must be text, found "):
+        load_tokenizer(folder)
 
 
 def test_a_missing_tokenizer_says_what_to_do(folder: Path) -> None:

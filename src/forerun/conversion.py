@@ -21,11 +21,12 @@ from forerun.kernels.matrix import round_to_int8
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.progress import NullProgress, Progress
+from forerun.weights.assistants import assistant_beside
 from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
 from forerun.weights.config import OWN_METHOD
 from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
-from forerun.weights.folder import INDEX, SINGLE, flush, save_tensors, write_json
+from forerun.weights.folder import INDEX, SINGLE, file_inside, flush, save_tensors, write_json
 from forerun.weights.gguf_convert import MANIFEST
 from forerun.weights.home import expanded
 
@@ -97,6 +98,8 @@ def examine(checkpoint: Checkpoint) -> Plan:
     kept = sorted(checkpoint.names() - set(left))
     if seeing := sum(name.startswith(towers) for name in kept):
         notes.append(f"{seeing} tensors that turn pictures or sound into rows are copied as they are")
+    if (assistant := assistant_beside(checkpoint.path)) is not None:
+        notes.append(f"the assistant {assistant} is a model of its own and stays where it is: --draft-model names it")
     return Plan(kept, towers, notes)
 
 
@@ -178,5 +181,7 @@ def copy_side_files(source: Path, work: Path) -> None:
     for file in sorted(source.iterdir()):
         known = file.suffix in SIDE_FILES or file.name.upper().startswith(("LICENSE", "NOTICE"))
         written = file.name in ("config.json", INDEX, MANIFEST) or (work / file.name).exists()
-        if known and not written and file.is_file() and file.stat().st_size <= SIDE_LIMIT:
+        if not known or written or file_inside(source, file.name) is None:  # which refuses links to files elsewhere
+            continue
+        if file.stat().st_size <= SIDE_LIMIT:
             shutil.copyfile(file, work / file.name)

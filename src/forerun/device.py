@@ -106,7 +106,10 @@ def running_memory() -> Iterator[None]:
     """Out of memory beside a loaded model becomes a line that says what to do."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        place = "the GPU" if isinstance(error, torch.OutOfMemoryError) else "the machine"
         raise ForerunError(
-            "the GPU is out of memory: load with a smaller max context or no draft model, or close programs"
+            f"{place} is out of memory: load with a smaller max context or no draft model, or close programs"
         ) from error

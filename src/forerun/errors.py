@@ -3,3 +3,8 @@
 
 class ForerunError(Exception):
     """Bad input, a broken model or an impossible wish. The command line prints the message and exits with code 2."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else says, short enough to be repeated in a line of ours."""
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forerun.cache.pages import PagePool
-from forerun.device import CACHE_SHARE, Machine, free_memory, plan_machine, running_memory
+from forerun.device import CACHE_SHARE, Machine, free_memory, out_of_memory, plan_machine, running_memory
 from forerun.draft.arms import MAX_DEPTH, MTP
 from forerun.draft.assistant_loading import find_assistant
 from forerun.draft.head import build_head
@@ -141,11 +141,6 @@ def name_or_path(what: str, given: object) -> str:
     return str(given)
 
 
-def load_decoder(folder: Path, machine: Machine, progress: Progress) -> Decoder:
-    """Read a checkpoint folder and pack its weights for the machine."""
-    return build(open_checkpoint(folder), machine.kernels, machine.device, machine.dtype, progress)
-
-
 def context_size(decoder: Decoder, wanted: int | None) -> int:
     """Tokens of context: the model's own, or fewer when asked for."""
     if wanted is None:
@@ -178,9 +173,8 @@ def load_drafter(
     """A draft model must speak in the same tokens as the target."""
     if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
         raise ForerunError(f"the draft model {folder} has another tokenizer: use one from the same family as the model")
-    decoder = load_decoder(folder, machine, progress)
-    if decoder.config.context < context:
-        context = decoder.config.context
+    decoder = build(open_checkpoint(folder), machine.kernels, machine.device, machine.dtype, progress)
+    context = min(context, decoder.config.context)
     if machine.graphs:
         decoder.rope.reserve(context + 2 * (MAX_DEPTH + 1))
     return ModelDrafter(decoder, make_pool(decoder, context, machine, towers), min(vocab, decoder.config.vocab), CHUNK)
@@ -247,9 +241,12 @@ def enough_memory(checkpoint: Checkpoint, machine: Machine) -> Iterator[None]:
     free = free_memory(machine.device)
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
         needed = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names()) * machine.dtype.itemsize
+        place, cpu = ("the machine", "") if machine.device.type == "cpu" else ("the GPU", ", or use --device cpu")
         raise ForerunError(
-            f"{checkpoint.path} needs about {needed / 2**30:.1f} GiB for its weights and the GPU has "
-            f"{free / 2**30:.1f} GiB free: free some, use a smaller model, or use --device cpu"
+            f"{checkpoint.path} needs about {needed / 2**30:.1f} GiB for its weights and {place} has "
+            f"{free / 2**30:.1f} GiB free: free some, use a smaller model or max context{cpu}"
         ) from error

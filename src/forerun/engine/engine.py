@@ -312,7 +312,7 @@ class Engine:
     def check(self, request: Request) -> None:
         """Refuse a request that can never run, with the reason. Any thread may ask."""
         self.drafters.arms_for(request)
-        self.scheduler.check(request, self.model.config.context)
+        self.scheduler.check(request, self.model.config)
 
     def submit(self, request: Request, sink: TextSink, constraint: Constraint | None = None) -> Sequence:
         """Queue a request. One that can never run is refused here, with the reason."""

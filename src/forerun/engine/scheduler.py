@@ -10,6 +10,7 @@ from forerun.draft.arms import MAX_DEPTH
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence, Status
 from forerun.errors import ForerunError
+from forerun.models.layers.config import DecoderConfig
 
 DEFAULT_ANSWER = 2048  # tokens reserved for a request that names no maximum
 
@@ -33,11 +34,15 @@ class Scheduler:
             wanted = max(prompt + 1, min(wanted, capacity))
         return wanted
 
-    def check(self, request: Request, longest: int) -> None:
-        """Refuse one that can never fit. `longest`: the context that the model itself could have."""
+    def check(self, request: Request, model: DecoderConfig) -> None:
+        """Refuse one that can never run: tokenizers may have tokens that the model lacks, and room has an end."""
         prompt = len(request.prompt)
+        if max(request.prompt) >= model.vocab:
+            raise ForerunError(
+                f"the prompt has token {max(request.prompt)}, and the model's tokens end at {model.vocab - 1}"
+            )
         if prompt >= self.context:
-            more = " or raise max context" if self.context < longest else ""
+            more = " or raise max context" if self.context < model.context else ""
             raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
         needed = self.pool.pages_for(self.reservation(len(request.prompt), request.max_tokens))
         if needed > self.pool.count:

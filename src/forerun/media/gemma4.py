@@ -21,7 +21,7 @@ from forerun.media.pixels import colour_levels, normalisation, pixel_values, pla
 from forerun.media.settings import processor_settings
 from forerun.media.sounds import RATE, read_sound
 from forerun.media.towers import has_tensors, load_module, load_tower
-from forerun.models.gemma4 import MEDIA
+from forerun.models.gemma4 import MEDIA, is_unified, text_model
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
 
@@ -88,8 +88,8 @@ class GemmaMedia:
         if "eoa_token_id" in config:  # the other name of the same
             ids["eoa_token_index"] = config.integer("eoa_token_id", low=0)
         self._ids, self._tokenizer, self._towers, self._checkpoint = ids, tokenizer, towers, checkpoint
-        text = config.part("text_config") if "text_config" in config else config
-        self._bidirectional = text.values.get("use_bidirectional_attention") == "vision"
+        usual = "vision" if is_unified(config) else None
+        self._bidirectional = config.text_model().values.get("use_bidirectional_attention", usual) == "vision"
         self.kinds = kinds
         self.placeholders: Mapping[int, Kind] = {
             ids["image_token_id"]: "image",
@@ -195,7 +195,7 @@ class Gemma4Towers:
 
         part, place = f"{name}_config", (self._device, self._dtype)
         tower = load_tower(self._checkpoint, part, classes, f"{name}_tower", *place)
-        text = SimpleNamespace(hidden_size=self._checkpoint.reader.part("text_config").integer("hidden_size"))
+        text = SimpleNamespace(hidden_size=text_model(self._checkpoint.reader).integer("hidden_size"))
         embedder = load_module(
             self._checkpoint,
             part,

@@ -13,6 +13,7 @@ from torch import Tensor
 from forerun.media.gemma4 import GemmaMedia, feature_extractor, readable_kinds
 from forerun.media.parts import Kind
 from forerun.media.towers import has_tensors, load_module, tower_config
+from forerun.models.gemma4 import text_model
 from forerun.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class UnifiedTowers:
 
     def _module(self, part: str, classes: tuple[Any, Any], rename: Callable[[str], str]) -> Any:
         config = tower_config(self._checkpoint, part, classes[0])
-        text = SimpleNamespace(hidden_size=self._checkpoint.reader.part("text_config").integer("hidden_size"))
+        text = SimpleNamespace(hidden_size=text_model(self._checkpoint.reader).integer("hidden_size"))
         place = (self._device, self._dtype)
         return load_module(self._checkpoint, part, lambda: classes[1](config, text), rename, *place)
 

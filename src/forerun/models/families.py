@@ -38,7 +38,11 @@ def read_config(config: ConfigReader) -> DecoderConfig:
     family = config.text("model_type")
     if family not in READERS:
         known = ", ".join(sorted(READERS))
-        raise ForerunError(f"model type {family[:40]!r} is not supported; forerun runs {known}")
+        raise ForerunError(f"{config.where}: model type {family[:40]!r} is not supported; forerun runs {known}")
+    text = config.text_model()
+    text.only("is_causal", True)
+    if not family.startswith("gemma4"):  # whose layers differ
+        text.only("per_layer_config", None, {})
     return READERS[family](config)
 
 

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec
 from forerun.models.layers.config import (
+    FULL,
     MOST_POSITIONS,
+    SLIDING,
     AttentionConfig,
     DecoderConfig,
     DenseConfig,
     LayerConfig,
     head_layout,
     layer_count,
+    layer_kinds,
+    read_context,
     read_eps,
 )
-from forerun.models.layers.rope import RopeConfig, read_rope, read_rope_settings
+from forerun.models.layers.rope import RopeConfig, read_rope_settings, rope_part
 from forerun.weights.config_reader import ConfigReader
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-HEAD_DIM, THETA, LOCAL_THETA = 256, 1e6, 1e4  # what absent fields mean in this family
+# What absent fields mean in this family; the config.json of the 4B leaves most of them out.
+USUAL = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+}
+THETA, LOCAL_THETA = 1e6, 1e4
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")  # beside a tower, new and old, or alone
 TOWERS = ("model.vision_tower.", "model.multi_modal_projector.", "vision_tower.", "multi_modal_projector.")
 MEDIA = {"image_token_index": 262144, "boi_token_index": 255999, "eoi_token_index": 256000}
@@ -26,13 +42,13 @@ MEDIA = {"image_token_index": 262144, "boi_token_index": 255999, "eoi_token_inde
 
 def read_config(config: ConfigReader) -> DecoderConfig:
     """Nested beside the settings of a tower, or flat."""
-    text = config.part("text_config") if "text_config" in config else config
+    text = config.text_model(USUAL)
     text.only("hidden_activation", "gelu_pytorch_tanh")
     text.only("use_bidirectional_attention", False)
-    bias, hidden = text.flag("attention_bias", False), text.integer("hidden_size", 2304)
-    layout = head_layout(text, HEAD_DIM)
-    window = text.integer("sliding_window", 4096, high=MOST_POSITIONS)
-    scale = text.number("query_pre_attn_scalar", 256.0) ** -0.5
+    bias, hidden = text.flag("attention_bias", False), text.integer("hidden_size")
+    layout = head_layout(text)
+    window = text.integer("sliding_window", high=MOST_POSITIONS)
+    scale = text.number("query_pre_attn_scalar") ** -0.5
     cap = text.number("attn_logit_softcapping") if "attn_logit_softcapping" in text else 0.0
     mixers = {
         kind: AttentionConfig(
@@ -44,39 +60,34 @@ def read_config(config: ConfigReader) -> DecoderConfig:
         )
         for kind in (SLIDING, FULL)
     }
-    network = DenseConfig(text.integer("intermediate_size", 9216), activation="gelu_tanh")
+    pattern = text.integer("sliding_window_pattern")  # every so many layers one has no window
+    kinds = layer_kinds(text, [SLIDING if (index + 1) % pattern else FULL for index in range(layer_count(text))])
+    network = DenseConfig(text.integer("intermediate_size"), activation="gelu_tanh")
     return DecoderConfig(
         family=config.text("model_type"),
         hidden=hidden,
-        vocab=text.integer("vocab_size", 262208),
-        context=text.integer("max_position_embeddings", 131072, high=MOST_POSITIONS),
+        vocab=text.integer("vocab_size"),
+        context=read_context(text),
         eps=read_eps(text),
         tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True)),
-        layers=tuple(LayerConfig(mixers[kind], network) for kind in layer_kinds(text)),
+        layers=tuple(LayerConfig(mixers[kind], network) for kind in kinds),
         zero_centred_norms=True,
         sandwich_norms=True,
         embedding_scale=hidden**0.5,
         softcap=text.number("final_logit_softcapping") if "final_logit_softcapping" in text else 0.0,
-        never=tuple(config.integer(*entry, low=0) for entry in MEDIA.items()) if text is not config else (),
+        never=tuple(config.integer(*entry, low=0) for entry in MEDIA.items()) if "text_config" in config else (),
         prefixes=PREFIXES,
         ignored=TOWERS,
     )
 
 
-def layer_kinds(text: ConfigReader) -> list[str]:
-    """As listed, or else every `sliding_window_pattern`-th layer has no window."""
-    layers, pattern = layer_count(text), text.integer("sliding_window_pattern", 6)
-    kinds = text.texts("layer_types") or [SLIDING if (index + 1) % pattern else FULL for index in range(layers)]
-    if len(kinds) != layers or set(kinds) - {SLIDING, FULL}:
-        raise ForerunError(f"{text.name('layer_types')} must name {layers} layers, each {SLIDING} or {FULL}")
-    return kinds
-
-
 def layer_rope(text: ConfigReader, kind: str, size: int) -> RopeConfig:
     """By kind of layer in new configs; old ones scale the layers without a window alone."""
-    parameters = text.part("rope_parameters")
+    local = text.number("rope_local_base_freq", LOCAL_THETA, above=1.0)
+    theta = local if kind == SLIDING else text.number("rope_theta", THETA, above=1.0)
+    parameters = rope_part(text)
     if SLIDING in parameters or FULL in parameters:
-        return read_rope_settings(text, parameters.part(kind), size, LOCAL_THETA if kind == SLIDING else THETA)
-    if kind == SLIDING:
-        return RopeConfig(size, text.number("rope_local_base_freq", LOCAL_THETA, above=1.0))
-    return read_rope(text, size, THETA)
+        return read_rope_settings(text, parameters.part(kind), size, theta)
+    if text.part("rope_parameters").values:
+        raise text.wrong("rope_parameters", f"settings of {SLIDING} and of {FULL}")
+    return RopeConfig(size, local) if kind == SLIDING else read_rope_settings(text, parameters, size, theta)

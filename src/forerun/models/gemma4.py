@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec, HeadLayout
 from forerun.models.layers.config import (
+    FULL,
     LARGEST_HEAD,
     MOST_POSITIONS,
+    SLIDING,
     AttentionConfig,
     BesideConfig,
     DecoderConfig,
@@ -22,15 +24,29 @@ from forerun.models.layers.config import (
     LayerConfig,
     PerLayerConfig,
     layer_count,
+    layer_kinds,
+    read_context,
     read_eps,
 )
-from forerun.models.layers.rope import RopeConfig, read_rope_settings
+from forerun.models.layers.rope import RopeConfig, read_rope_settings, rope_part
 from forerun.weights.config_reader import ConfigReader
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-UNIFIED = ("gemma4_unified", "gemma4_unified_text")
 PREFIXES = ("model.language_model.", "model.")  # beside towers, or alone
 TOWERS = ("vision_tower.", "embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio.")
+# What absent fields mean in this family.
+USUAL = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "vocab_size_per_layer_input": 262144,
+}
+UNIFIED_USUAL = USUAL | {"max_position_embeddings": 262144, "sliding_window": 1024}
 PATTERN = 6  # where `layer_types` is absent, every so many layers one has no window
 CHANGEABLE = ("head_dim", "num_key_value_heads")  # what `per_layer_config` may say of a layer
 # What stands for media in a prompt, and the usual ids.
@@ -57,8 +73,7 @@ class LayerShape:
 
 def read_config(config: ConfigReader) -> DecoderConfig:
     """Nested beside the settings of towers, or flat."""
-    text = config.part("text_config") if "text_config" in config else config
-    unified = config.text("model_type") in UNIFIED
+    unified, text = is_unified(config), text_model(config)
     text.only("hidden_activation", "gelu_pytorch_tanh")
     text.only("attention_bias", False)
     text.only("use_bidirectional_attention", None, "vision")
@@ -75,8 +90,8 @@ def read_config(config: ConfigReader) -> DecoderConfig:
     return DecoderConfig(
         family=config.text("model_type"),
         hidden=hidden,
-        vocab=text.integer("vocab_size", 262144),
-        context=text.integer("max_position_embeddings", 262144 if unified else 131072, high=MOST_POSITIONS),
+        vocab=text.integer("vocab_size"),
+        context=read_context(text),
         eps=read_eps(text),
         tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True)),
         layers=tuple(
@@ -91,18 +106,29 @@ def read_config(config: ConfigReader) -> DecoderConfig:
         embedding_scale=hidden**0.5,
         softcap=text.number("final_logit_softcapping") if "final_logit_softcapping" in text else 0.0,
         layer_scalars=True,
-        per_layer=PerLayerConfig(size, text.integer("vocab_size_per_layer_input", 262144)) if size else None,
-        never=media_tokens(config) if text is not config else (),
+        per_layer=PerLayerConfig(size, text.integer("vocab_size_per_layer_input")) if size else None,
+        never=media_tokens(config) if "text_config" in config else (),
         prefixes=PREFIXES,
         towers=tuple(f"model.{tower}" for tower in TOWERS),
         ignored=ignored(range(first, len(shapes))),
     )
 
 
+def is_unified(config: ConfigReader) -> bool:
+    """A model without towers, or its assistant: what the language model says of itself has the first word."""
+    return config.text_model().text("model_type", config.text("model_type")).startswith("gemma4_unified")
+
+
+def text_model(config: ConfigReader) -> ConfigReader:
+    """The settings of the language model, absent ones filled in."""
+    return config.text_model(UNIFIED_USUAL if is_unified(config) else USUAL)
+
+
 def layer_shapes(text: ConfigReader) -> list[LayerShape]:
     """Heads, window and rotation of every layer."""
-    usual = 1024 if text.text("model_type", "") in UNIFIED else 512
-    kinds, window = layer_kinds(text), text.integer("sliding_window", usual, high=MOST_POSITIONS)
+    usual = [SLIDING if (index + 1) % PATTERN else FULL for index in range(layer_count(text))]
+    kinds = [*layer_kinds(text, usual)[:-1], FULL]  # whatever is listed
+    window = text.integer("sliding_window", high=MOST_POSITIONS)
     heads, shapes = text.integer("num_attention_heads"), []
     for index, (size, kv_heads) in enumerate(head_sizes(text, kinds)):
         if heads % kv_heads:
@@ -116,31 +142,23 @@ def layer_shapes(text: ConfigReader) -> list[LayerShape]:
     return shapes
 
 
-def layer_kinds(text: ConfigReader) -> list[str]:
-    """What each layer is; the last one never has a window."""
-    layers = layer_count(text)
-    kinds = text.texts("layer_types") or [SLIDING if (index + 1) % PATTERN else FULL for index in range(layers)]
-    unknown = sorted(set(kinds) - {SLIDING, FULL})
-    if unknown or len(kinds) != layers:
-        raise ForerunError(f"{text.name('layer_types')} must name {layers} layers, each {SLIDING} or {FULL}")
-    return [*kinds[:-1], FULL]
-
-
 def head_sizes(text: ConfigReader, kinds: Sequence[str]) -> list[tuple[int, int]]:
     """Head size and key/value heads of each layer, from either way in which configs say what differs."""
-    size = text.integer("head_dim", 256, high=LARGEST_HEAD)
-    kv_heads = text.integer("num_key_value_heads", text.integer("num_attention_heads"))
+    size = text.integer("head_dim", high=LARGEST_HEAD)
+    kv_heads = text.integer("num_key_value_heads")
     if "per_layer_config" in text:
         changes = text.part("per_layer_config")
-        own = [changes.part(str(index)) for index in range(len(kinds))]
-        if strange := sorted({name for each in own for name in each.values if name not in CHANGEABLE}):
-            raise ForerunError(f"{text.name('per_layer_config')} changes {strange[0][:40]!r}, which is not supported")
-        known = {str(index) for index in range(len(kinds))}
-        if lost := sorted(str(name) for name in changes.values if str(name) not in known):
+        # transformers gives all numbers of layers as many digits as the last one has: "05".
+        own = {name.lstrip("0") or "0": changes.part(name) for name in changes.values}
+        known = [str(index) for index in range(len(kinds))]
+        if lost := sorted(own.keys() - known):
             raise ForerunError(f"{text.name('per_layer_config')} names layer {lost[0][:40]!r}, which is none")
+        if strange := sorted({name for each in own.values() for name in each.values if name not in CHANGEABLE}):
+            raise ForerunError(f"{text.name('per_layer_config')} changes {strange[0][:40]!r}, which is not supported")
+        layers = [own.get(name, changes.part(name)) for name in known]
         return [
             (each.integer("head_dim", size, high=LARGEST_HEAD), each.integer("num_key_value_heads", kv_heads))
-            for each in own
+            for each in layers
         ]
     wide = text.integer("global_head_dim", 512, high=LARGEST_HEAD)
     few = text.integer("num_global_key_value_heads", kv_heads) if text.flag("attention_k_eq_v", False) else kv_heads
@@ -149,8 +167,9 @@ def head_sizes(text: ConfigReader, kinds: Sequence[str]) -> list[tuple[int, int]
 
 def layer_rope(text: ConfigReader, kind: str, size: int) -> RopeConfig:
     """How layers of a kind turn their heads; without settings as the family usually does."""
-    settings = text.part("rope_parameters")
-    if kind in settings:
+    if (settings := rope_part(text)).values:
+        if kind not in settings:
+            raise text.wrong("rope_parameters", f"settings of {SLIDING} and of {FULL}")
         return read_rope_settings(text, settings.part(kind), size, 1e4 if kind == SLIDING else 1e6)
     if kind == SLIDING:
         return RopeConfig(size, 1e4)

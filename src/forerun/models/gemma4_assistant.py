@@ -9,9 +9,9 @@ import torch
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec
 from forerun.models import gemma4
-from forerun.models.gemma4 import FULL, SLIDING, LayerShape, layer_shapes
+from forerun.models.gemma4 import LayerShape, layer_shapes
 from forerun.models.layers.assistant import Assistant, CentroidHead, DenseHead
-from forerun.models.layers.config import AttentionConfig, DecoderConfig, LayerConfig, read_eps
+from forerun.models.layers.config import FULL, SLIDING, AttentionConfig, DecoderConfig, LayerConfig, read_eps
 from forerun.models.layers.decoder import Decoder, embedding_table
 from forerun.models.layers.loader import Loader
 from forerun.weights.checkpoint import Checkpoint
@@ -34,12 +34,12 @@ class AssistantConfig:
 
     @property
     def vocab(self) -> int:
-        return self.text.integer("vocab_size", 262144)
+        return self.text.integer("vocab_size")
 
 
 def read_assistant(config: ConfigReader) -> AssistantConfig:
     """The description alone, checked for itself."""
-    text = config.part("text_config")
+    text = gemma4.text_model(config)
     text.only("hidden_activation", "gelu_pytorch_tanh")
     text.only("attention_bias", False)
     text.only("enable_moe_block", False)

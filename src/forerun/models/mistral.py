@@ -1,15 +1,19 @@
-"""`mistral`: a llama whose every layer may slide a window over the keys."""
+"""`mistral`: a llama whose layers may slide a window over the keys, all of them or some."""
 
 from __future__ import annotations
 
-from forerun.models.layers.config import MOST_POSITIONS, DecoderConfig, attention_decoder, layer_count
+from forerun.models.layers.config import (
+    SLIDING,
+    DecoderConfig,
+    attention_decoder,
+    layer_count,
+    layer_kinds,
+    read_window,
+)
 from forerun.weights.config_reader import ConfigReader
-
-DEFAULT_WINDOW = 4096  # what an absent field means in this family; null means none
 
 
 def read_config(config: ConfigReader) -> DecoderConfig:
-    """One window for all layers."""
-    default = 0 if "sliding_window" in config.values else DEFAULT_WINDOW
-    window = config.integer("sliding_window", default, low=0, high=MOST_POSITIONS)
-    return attention_decoder(config, windows=[window] * layer_count(config))
+    """One window for all layers that `layer_types` does not except."""
+    window, kinds = read_window(config), layer_kinds(config, [SLIDING] * layer_count(config))
+    return attention_decoder(config, windows=[window if kind == SLIDING else 0 for kind in kinds])

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from forerun.models.layers.config import MOST_POSITIONS, DecoderConfig, attention_decoder, layer_count
+from forerun.models.layers.config import (
+    FULL,
+    SLIDING,
+    DecoderConfig,
+    attention_decoder,
+    layer_count,
+    layer_kinds,
+    read_window,
+)
 from forerun.weights.config_reader import ConfigReader
-
-SLIDING = "sliding_attention"
 
 
 def windows(config: ConfigReader) -> list[int]:
@@ -13,11 +19,9 @@ def windows(config: ConfigReader) -> list[int]:
     layers = layer_count(config)
     if not config.flag("use_sliding_window", False):
         return [0] * layers
-    window = config.integer("sliding_window", 0, low=0, high=MOST_POSITIONS)
+    window = read_window(config)
     first = config.integer("max_window_layers", 28, low=0)
-    kinds = config.texts("layer_types") or [SLIDING if layer >= first else "" for layer in range(layers)]
-    if len(kinds) != layers:
-        raise config.wrong("layer_types", f"a list of {layers} layers")
+    kinds = layer_kinds(config, [SLIDING if layer >= first else FULL for layer in range(layers)])
     return [window if kind == SLIDING else 0 for kind in kinds]
 
 

@@ -18,11 +18,27 @@ from forerun.models.layers.config import (
     read_context,
     read_eps,
 )
-from forerun.models.layers.rope import read_rope
+from forerun.models.layers.rope import read_rope, rope_part
 from forerun.weights.config_reader import ConfigReader
 
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
-HEAD_DIM = 256  # what an absent field means in this family
+# What absent fields mean in this family.
+USUAL = {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "full_attention_interval": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 32768,
+}
 # What stands for media in a prompt, and the usual ids.
 MEDIA = {
     "image_token_id": 248056,
@@ -34,23 +50,20 @@ MEDIA = {
 
 def read_config(config: ConfigReader) -> DecoderConfig:
     """Nested beside a vision model's settings, or flat."""
-    return hybrid_decoder(config, DenseConfig(text_part(config).integer("intermediate_size")))
+    text = config.text_model(USUAL)
+    return hybrid_decoder(config, text, DenseConfig(text.integer("intermediate_size")))
 
 
-def text_part(config: ConfigReader) -> ConfigReader:
-    """The settings of the language model."""
-    return config.part("text_config") if "text_config" in config else config
-
-
-def hybrid_decoder(config: ConfigReader, feed_forward: DenseConfig | ExpertsConfig) -> DecoderConfig:
-    """What dense and sparse models have in common."""
-    text = text_part(config)
+def hybrid_decoder(
+    config: ConfigReader, text: ConfigReader, feed_forward: DenseConfig | ExpertsConfig
+) -> DecoderConfig:
+    """What dense and sparse models have in common; `text`: the settings of the language model."""
     text.only("hidden_act", "silu")
     text.only("attention_bias", False)
     text.only("attn_output_gate", True)
     text.only("output_gate_type", "silu", "swish")
-    layout = head_layout(text, HEAD_DIM)
-    rope = replace(read_rope(text, rotary_size(text, layout.size)), mrope_section=mrope_section(text))
+    layout = head_layout(text)
+    rope = replace(read_rope(text, rotary_size(text, layout.size), partial=True), mrope_section=mrope_section(text))
     mixers: dict[str, AttentionConfig | DeltaLayout] = {
         RECURRENT: delta_layout(text),
         ATTENTION: AttentionConfig(AttentionSpec(layout), rope, head_norms=True, gated=True),
@@ -77,7 +90,7 @@ def hybrid_decoder(config: ConfigReader, feed_forward: DenseConfig | ExpertsConf
 def layer_kinds(text: ConfigReader) -> list[str]:
     """What each layer is: as listed, or else every `full_attention_interval`-th has attention."""
     layers = layer_count(text)
-    interval = text.integer("full_attention_interval", 4)
+    interval = text.integer("full_attention_interval")
     kinds = text.texts("layer_types") or [RECURRENT if (i + 1) % interval else ATTENTION for i in range(layers)]
     unknown = sorted(set(kinds) - {RECURRENT, ATTENTION})
     if unknown or len(kinds) != layers or set(kinds) != {RECURRENT, ATTENTION}:
@@ -91,11 +104,11 @@ def layer_kinds(text: ConfigReader) -> list[str]:
 def delta_layout(text: ConfigReader) -> DeltaLayout:
     """Heads of the recurrent layers."""
     layout = DeltaLayout(
-        key_heads=text.integer("linear_num_key_heads", 16),
-        value_heads=text.integer("linear_num_value_heads", 32),
-        key_size=text.integer("linear_key_head_dim", 128),
-        value_size=text.integer("linear_value_head_dim", 128),
-        window=text.integer("linear_conv_kernel_dim", 4),
+        key_heads=text.integer("linear_num_key_heads"),
+        value_heads=text.integer("linear_num_value_heads"),
+        key_size=text.integer("linear_key_head_dim"),
+        value_size=text.integer("linear_value_head_dim"),
+        window=text.integer("linear_conv_kernel_dim"),
     )
     if layout.value_heads % layout.key_heads:
         name = text.name("linear_num_value_heads")
@@ -111,11 +124,6 @@ def mrope_section(text: ConfigReader) -> tuple[int, ...]:
         raise rope.wrong("mrope_section", "a list of three numbers")
     rope.only("mrope_interleaved", True)
     return tuple(sections)
-
-
-def rope_part(text: ConfigReader) -> ConfigReader:
-    """The settings of the rotary embedding, under their new name or the old one."""
-    return text.part("rope_parameters" if "rope_parameters" in text else "rope_scaling")
 
 
 def rotary_size(text: ConfigReader, size: int) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.models.families import TRAINABLE, read_config
 from forerun.models.layers.config import AttentionConfig, DenseConfig
+from forerun.models.layers.decoder import has_own_output
 from forerun.models.layers.rope import Rope
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 
@@ -60,7 +61,8 @@ class Target:
         hidden, vocab = self.config.hidden, self.config.vocab
         self.rope = Rope(self.attention.rope, device)
         self.embedding = self._take("model.embed_tokens.weight", (vocab, hidden))
-        self.output = self.embedding if self.config.tied else self._take("lm_head.weight", (vocab, hidden))
+        tied = self.config.tied and not has_own_output(checkpoint, checkpoint.raw("model.embed_tokens.weight"))
+        self.output = self.embedding if tied else self._take("lm_head.weight", (vocab, hidden))
         # Rows and matrix hold bfloat16 values; the products are kept in float32, or ties would decide tokens.
         self.output_wide = self.output.float()
         self.norm = self._take("model.norm.weight", (hidden,))

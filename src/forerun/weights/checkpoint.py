@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, first_line
 from forerun.weights.config import read_config
 from forerun.weights.config_reader import ConfigReader
 from forerun.weights.folder import weight_files
@@ -50,8 +50,7 @@ class Checkpoint:
             handle: Any = safe_open(file, framework="pt")
             names = list(handle.keys())
         except (SafetensorError, OSError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ForerunError(f"{file} is truncated or damaged ({reason}); download it again") from error
+            raise ForerunError(f"{file} is truncated or damaged ({first_line(error)}); download it again") from error
         for name in names:
             if name in self._handles:
                 raise ForerunError(f"{file}: the tensor {name} is also in another file of {self.path}")
@@ -68,17 +67,12 @@ class Checkpoint:
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor as it is stored (mapped from the file, read when touched); its shape must be the one expected."""
-        handle = self._handle(name)
-        entry = handle.get_slice(name)
-        found = tuple(entry.get_shape())
-        if found != tuple(shape):
-            raise ForerunError(f"{self.path}: tensor {name} has shape {found}, expected {tuple(shape)}")
-        if (kind := entry.get_dtype()) not in READABLE:
+        self._check_shape(name, shape)
+        if (kind := self.number_format(name)) not in READABLE:
             alone = f" without {name + SCALE}" if kind == "I8" and not self.has(name + SCALE) else ""
             raise ForerunError(f"{self.path}: tensor {name} is stored as {kind}{alone}, a format that is not read")
         self._taken.add(name)
-        tensor: torch.Tensor = handle.get_tensor(name)
-        return tensor
+        return self.raw(name)
 
     def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
         """As `take`, for a matrix (or a stack of them) that `forerun convert` may have stored in 8 bits."""
@@ -86,10 +80,8 @@ class Checkpoint:
 
         if not self.has(name) or self.number_format(name) != "I8" or not self.has(name + SCALE):
             return self.take(name, shape)
+        self._check_shape(name, shape)
         values, scale = self.raw(name), self.raw(name + SCALE)
-        if tuple(values.shape) != tuple(shape):
-            found = tuple(values.shape)
-            raise ForerunError(f"{self.path}: tensor {name} has shape {found}, expected {tuple(shape)}")
         usable = self.number_format(name + SCALE) == "F32" and bool((scale.isfinite() & (scale > 0)).all())
         if scale.shape != values.shape[:-1] or not usable:
             raise ForerunError(
@@ -100,8 +92,7 @@ class Checkpoint:
 
     def floats(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """As `weight`, in floating point however it is stored."""
-        stored = self.weight(name, shape)
-        return stored.float()
+        return self.weight(name, shape).float()
 
     def raw(self, name: str) -> torch.Tensor:
         """A tensor as it is stored, whatever it is; for copying."""
@@ -110,12 +101,10 @@ class Checkpoint:
 
     def integers(self, name: str) -> torch.Tensor:
         """A tensor of whole numbers, such as token ids."""
-        handle = self._handle(name)
-        if handle.get_slice(name).get_dtype() not in ("I64", "I32"):
+        if self.number_format(name) not in ("I64", "I32"):
             raise ForerunError(f"{self.path}: tensor {name} must hold whole numbers")
         self._taken.add(name)
-        tensor: torch.Tensor = handle.get_tensor(name)
-        return tensor
+        return self.raw(name)
 
     def number_format(self, name: str) -> str:
         """What the file calls the tensor's number format: "F32", "BF16", …"""
@@ -125,7 +114,7 @@ class Checkpoint:
         """The first and the last `count` bytes of a tensor as stored; all of it, twice, when it has no more."""
         import torch
 
-        stored = self._handle(name).get_tensor(name).reshape(-1).view(torch.uint8)
+        stored = self.raw(name).reshape(-1).view(torch.uint8)
         return stored[:count].numpy().tobytes(), stored[-count:].numpy().tobytes()
 
     def leftovers(self, ignore: Callable[[str], bool]) -> list[str]:
@@ -138,6 +127,10 @@ class Checkpoint:
         if left:
             shown = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
             raise ForerunError(f"{self.path}: tensors that a {self.config['model_type']} model does not have: {shown}")
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        if (found := self.shape(name)) != tuple(shape):
+            raise ForerunError(f"{self.path}: tensor {name} has shape {found}, expected {tuple(shape)}")
 
     def _handle(self, name: str) -> Any:
         handle = self._handles.get(name)

@@ -68,7 +68,7 @@ class ConfigReader:
         """A list of whole numbers."""
         value = self._value(name, list(default))
         if not isinstance(value, list) or not all(type(entry) is int and low <= entry <= high for entry in value):
-            raise self.wrong(name, f"a list of whole numbers from {low} on")
+            raise self.wrong(name, f"a list of whole numbers from {low} to {high}")
         return value
 
     def part(self, name: str) -> ConfigReader:
@@ -77,6 +77,15 @@ class ConfigReader:
         if not isinstance(value, Mapping):
             raise self.wrong(name, "an object")
         return ConfigReader(value, self.where, f"{self._prefix}{name}.")
+
+    def text_model(self, usual: Mapping[str, Any] | None = None) -> ConfigReader:
+        """The settings of the language model: beside those of towers, or all there are.
+
+        `usual`: what absent keys mean in its family. transformers has left such keys out when it saved nested settings.
+        """
+        text = self.part("text_config") if "text_config" in self else self
+        absent = {name: value for name, value in (usual or {}).items() if name not in text}
+        return ConfigReader({**text.values, **absent}, self.where, text._prefix)
 
     def only(self, name: str, *known: Any) -> None:
         """Refuses every value but the `known` ones, the first of which is what an absent key means."""

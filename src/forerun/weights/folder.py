@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +23,12 @@ JSON_LIMIT = 64 * 2**20  # the index of the largest public model has a few megab
 def file_inside(folder: Path, name: str) -> Path | None:
     """The file `name` of the folder, or None when there is none; a name or link that leaves the folder is refused."""
     if not name or name in (".", "..") or Path(name).name != name or "\\" in name or "\0" in name:
-        raise ForerunError(f"{folder}: refuses the file name {name!r}, which points outside the model folder")
+        raise ForerunError(f"{folder}: refuses the file name {name[:80]!r}, which points outside the model folder")
     path = folder / name
-    if not path.is_file():
+    try:
+        if not path.is_file():
+            return None
+    except OSError:  # a name too long for the file system
         return None
     parent = path.resolve().parent
     if parent not in (folder.resolve(), _hub_blobs(folder)):
@@ -49,7 +52,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
             raise ForerunError(f"{path} is larger than {JSON_LIMIT >> 20} MiB, which no model needs")
         value = json.loads(path.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ForerunError(f"{path} is not valid JSON ({_first_line(error)}); download it again") from error
+        raise ForerunError(f"{path} is not valid JSON ({first_line(error)}); download it again") from error
     except OSError as error:
         raise ForerunError(f"cannot read {path}: {error.strerror}") from error
     if not isinstance(value, dict):
@@ -89,10 +92,12 @@ def _shards(folder: Path, index: dict[str, Any]) -> list[Path]:
     paths = []
     for name in names:
         if not name.endswith(".safetensors"):
-            raise ForerunError(f"{folder / INDEX} names {name!r} as a weight file; only .safetensors files are read")
+            raise ForerunError(
+                f"{folder / INDEX} names {name[:80]!r} as a weight file; only .safetensors files are read"
+            )
         path = file_inside(folder, name)
         if path is None:
-            raise ForerunError(f"{folder}: the weight file {name} is missing; download the model again")
+            raise ForerunError(f"{folder}: the weight file {name[:80]} is missing; download the model again")
         paths.append(path)
     return paths
 
@@ -135,7 +140,3 @@ def flush(file: Path) -> None:
     """To the disk before a folder is renamed: a power cut cannot leave a complete-looking one of empty files."""
     with file.open("rb+") as stream:
         os.fsync(stream.fileno())
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

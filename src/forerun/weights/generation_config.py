@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from forerun.weights.folder import read_json
@@ -32,7 +31,7 @@ def _numbers(config: dict[str, object], *names: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in names:
         value, (low, high) = config.get(name), RANGES[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if low <= value <= high and (name != "top_k" or value == int(value)):
             found[name] = int(value) if name == "top_k" else float(value)

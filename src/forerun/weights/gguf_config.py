@@ -32,6 +32,13 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Keys that llama.cpp obeys where other models set them; 0 and, but for the scale of scores, 1 leave things as they are.
+UNREAD = (
+    *(f"attention.{name}" for name in ("scale", "output_scale", "clamp_kqv", "max_alibi_bias", "temperature_scale")),
+    *("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale", "attn_logit_softcapping"),
+    *("rope.scale_linear", "rope.scaling.alpha", "rope.scaling.attn_factor"),
+    *(f"rope.scaling.yarn_{name}" for name in ("ext_factor", "attn_factor", "log_multiplier")),
+)
 ROPE_FACTORS = "rope_freqs.weight"
 LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 # Llama 3.1 and later: the file holds the factors these values give, not the values.
@@ -70,9 +77,7 @@ def config_from(header: GgufHeader, where: str, rope_factors: Sequence[float] | 
         "rope_parameters": _rope(metadata, head_dim, rope_factors),
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
-        "bos_token_id": metadata.token("bos_token_id"),
-        "eos_token_id": metadata.token("eos_token_id"),
-        "pad_token_id": metadata.token("padding_token_id"),
+        **metadata.special_tokens(),
     }
     if metadata.architecture == "llama":
         config["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
@@ -107,6 +112,11 @@ def _refuse_unknown(metadata: Metadata) -> None:
         raise ForerunError(f"{where}: mixture-of-experts GGUF files are not read")
     if any(key.startswith("prism.hadamard") for key in metadata.values):
         raise ForerunError(f"{where}: its weights are stored rotated (prism.hadamard), which is not read")
+    for key in UNREAD:
+        if metadata.get(key) not in (None, 0, 0 if key == "attention.scale" else 1):
+            raise ForerunError(f"{where}: metadata {architecture}.{key} changes what a model computes, and is not read")
+    if metadata.get("attention.causal") is False:
+        raise ForerunError(f"{where}: a model whose tokens see those behind them writes no text (attention.causal)")
     parts = metadata.values.get("split.count", 0)
     if isinstance(parts, int) and parts > 1:
         raise ForerunError(f"{where}: one of {parts} parts; join them first (llama-gguf-split --merge)")
@@ -139,10 +149,6 @@ def _rope(metadata: Metadata, head_dim: int, factors: Sequence[float] | None) ->
     kind = metadata.get("rope.scaling.type")
     if factors is not None:
         return rope | _llama3(metadata.where, rope["rope_theta"], head_dim, factors)
-    if kind in (None, "none"):
-        return rope
-    if kind == "linear":
-        return rope | {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor")}
     if kind == "yarn":
         original = metadata.count("rope.scaling.original_context_length")
         yarn = {"rope_type": "yarn", "factor": metadata.number("rope.scaling.factor")}
@@ -150,7 +156,7 @@ def _rope(metadata: Metadata, head_dim: int, factors: Sequence[float] | None) ->
             if metadata.get(f"rope.scaling.{key}") is not None:
                 yarn[name] = metadata.number(f"rope.scaling.{key}")
         return rope | yarn | {"original_max_position_embeddings": original}
-    raise ForerunError(f"{metadata.where}: rope scaling {kind!r} is not read")
+    return rope | metadata.linear_scaling()
 
 
 def _llama3(where: str, theta: float, head_dim: int, factors: Sequence[float]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from forerun.weights.gguf_qwen_tokens import ends_of_text
 from forerun.weights.gguf_tensors import converted_bytes, read_rope_factors, write_tensors
 from forerun.weights.gguf_tokenizer import write_tokenizer
 
-FORMAT = 3  # raise it when the conversion changes, and every cached folder is made again
+FORMAT = 4  # raise it when the conversion changes, and every cached folder is made again
 MANIFEST = "forerun.json"
 HASHED_BYTES = 2**20
 

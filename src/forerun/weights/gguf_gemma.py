@@ -89,13 +89,10 @@ def _text_config(
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": False,
         "sliding_window": metadata.count("attention.sliding_window"),
-        "final_logit_softcapping": metadata.number("final_logit_softcapping", 1e30),
-        "bos_token_id": metadata.token("bos_token_id"),
-        "eos_token_id": metadata.token("eos_token_id"),
-        "pad_token_id": metadata.token("padding_token_id"),
+        **metadata.special_tokens(),
     }
-    if metadata.get("final_logit_softcapping") is None:
-        config["final_logit_softcapping"] = None
+    if metadata.get("final_logit_softcapping") is not None:
+        config["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
     return config | (_gemma3 if metadata.architecture == "gemma3" else _gemma4)(metadata, shapes, rope_factors)
 
 
@@ -115,12 +112,7 @@ def _gemma3(metadata: Metadata, _: Mapping[str, tuple[int, ...]], factors: Seque
         raise ForerunError(f"{metadata.where}: rope_freqs.weight is not known of this family")
     layers, heads = metadata.count("block_count"), metadata.count("attention.head_count")
     size = metadata.count("attention.key_length", 256)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 1e6)}
-    kind = metadata.get("rope.scaling.type")
-    if kind == "linear":
-        rope |= {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor")}
-    elif kind not in (None, "none"):
-        raise ForerunError(f"{metadata.where}: rope scaling {kind!r} is not read")
+    rope = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 1e6)}
     local = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 1e4)}
     return {
         "intermediate_size": metadata.count("feed_forward_length"),
@@ -128,13 +120,15 @@ def _gemma3(metadata: Metadata, _: Mapping[str, tuple[int, ...]], factors: Seque
         "head_dim": size,
         "layer_types": _kinds(metadata, layers),
         "query_pre_attn_scalar": metadata.count("embedding_length") // heads if layers == WIDE_QUERIES else size,
-        "rope_parameters": {FULL: rope, SLIDING: local},
+        "rope_parameters": {FULL: rope | metadata.linear_scaling(), SLIDING: local},
     }
 
 
 def _gemma4(
     metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], factors: Sequence[float] | None
 ) -> dict[str, Any]:
+    if metadata.linear_scaling():
+        raise ForerunError(f"{metadata.where}: rope scaling is not known of this family")
     layers = metadata.count("block_count")
     kinds = _kinds(metadata, layers)
     heads = metadata.counts("attention.head_count_kv", layers)
@@ -144,8 +138,7 @@ def _gemma4(
     inner = metadata.counts("feed_forward_length", layers)
     least, most = (layers, layers) if metadata.architecture == ASSISTANT else (0, layers - 1)
     if not isinstance(shared, int) or not least <= shared <= most:
-        key = f"{metadata.architecture}.attention.shared_kv_layers"
-        raise ForerunError(f"{metadata.where}: metadata {key} is senseless ({shared!r})")
+        raise metadata.senseless("attention.shared_kv_layers")
     own = layers - shared
     double = bool(shared) and inner[-1] == 2 * inner[0]
     if inner != [inner[0]] * own + [inner[0] * (2 if double else 1)] * shared:
@@ -153,6 +146,9 @@ def _gemma4(
     wide = [layer for layer in range(own) if kinds[layer] == FULL]
     turned = 1.0 if factors is None else sum(factor < NOT_ROTATED for factor in factors) / len(factors)
     size = metadata.get("embedding_length_per_layer_input") or 0
+    table = shapes.get("per_layer_token_embd.weight", ())
+    if size and len(table) != 2:
+        raise ForerunError(f"{metadata.where}: tensor per_layer_token_embd.weight is missing or has the shape {table}")
     rope = {"rope_type": "proportional", "rope_theta": metadata.number("rope.freq_base", 1e6)}
     return {
         "intermediate_size": inner[0],
@@ -167,7 +163,7 @@ def _gemma4(
         "attention_k_eq_v": bool(wide) and not any(f"blk.{layer}.attn_v.weight" in shapes for layer in wide),
         "num_kv_shared_layers": shared,
         "hidden_size_per_layer_input": size,
-        "vocab_size_per_layer_input": shapes["per_layer_token_embd.weight"][0] if size else None,
+        "vocab_size_per_layer_input": table[0] if size else None,
         "rope_parameters": {
             FULL: {**rope, "partial_rotary_factor": turned},
             SLIDING: {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 1e4)},

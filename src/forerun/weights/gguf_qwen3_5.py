@@ -114,9 +114,7 @@ def qwen3_5_config(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], ro
         "tie_word_embeddings": "output.weight" not in shapes,
         "mtp_num_hidden_layers": heads,
         "mtp_use_dedicated_embeddings": any(f"blk.{layers}.{name}" in shapes for name in OWN_VOCABULARY),
-        "bos_token_id": metadata.token("bos_token_id"),
-        "eos_token_id": metadata.token("eos_token_id"),
-        "pad_token_id": metadata.token("padding_token_id"),
+        **metadata.special_tokens(),
     }
     for whole, part in (("ssm.inner_size", values), ("ssm.time_step_rank", config["linear_num_key_heads"])):
         if metadata.count(whole) % part:
@@ -125,9 +123,9 @@ def qwen3_5_config(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], ro
     return config | _networks(metadata)
 
 
-def qwen3_5_tensor(tensor: torch.Tensor, name: str, config: dict[str, Any]) -> torch.Tensor:
+def qwen3_5_tensor(tensor: torch.Tensor, name: str, config: dict[str, Any], where: str) -> torch.Tensor:
     """A tensor of the file as Hugging Face's files have it."""
-    match = BLOCK.fullmatch(name)
+    match, place = BLOCK.fullmatch(name), f"{where}: tensor {name}"
     part = name if match is None else match[2]
     if part.endswith("norm.weight") and part != "ssm_norm.weight":
         return tensor.float() - 1
@@ -135,31 +133,31 @@ def qwen3_5_tensor(tensor: torch.Tensor, name: str, config: dict[str, Any]) -> t
         return tensor.reshape(1, -1)  # quantising drops the axis of length 1
     if part == "ssm_a":
         if not bool((tensor < 0).all()):
-            raise ForerunError(f"tensor {name} must hold negative numbers only; the file is damaged")
+            raise ForerunError(f"{place} must hold negative numbers only; the file is damaged")
         tensor = (-tensor.float()).log()
     size = config["linear_value_head_dim"]
     behind = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]  # queries and keys come first
     if part in ("attn_qkv.weight", "ssm_conv1d.weight"):
-        tensor = _grouped(tensor, name, config, 0, size, behind)
+        tensor = _grouped(tensor, place, config, 0, size, behind)
     elif part in ("ssm_a", "ssm_dt.bias", "ssm_alpha.weight", "ssm_beta.weight"):
-        tensor = _grouped(tensor, name, config, 0, 1)
+        tensor = _grouped(tensor, place, config, 0, 1)
     elif part == "attn_gate.weight":
-        tensor = _grouped(tensor, name, config, 0, size)
+        tensor = _grouped(tensor, place, config, 0, size)
     elif part == "ssm_out.weight":
-        tensor = _grouped(tensor, name, config, 1, size)
+        tensor = _grouped(tensor, place, config, 1, size)
     return tensor[:, None] if part == "ssm_conv1d.weight" else tensor
 
 
 def _grouped(
-    tensor: torch.Tensor, name: str, config: dict[str, Any], axis: int, size: int, behind: int = 0
+    tensor: torch.Tensor, place: str, config: dict[str, Any], axis: int, size: int, behind: int = 0
 ) -> torch.Tensor:
-    """Value heads of `size` rows along `axis`, behind others that stay: from tiled to grouped."""
+    """Value heads of `size` rows along `axis`, behind others that stay: tiled → grouped. `place`: for messages."""
     import torch
 
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     found, expected = tensor.shape[axis] if axis < tensor.ndim else 0, behind + values * size
     if found != expected:
-        raise ForerunError(f"tensor {name} has {found} rows or columns, expected {expected}; the file is damaged")
+        raise ForerunError(f"{place} has {found} rows or columns, expected {expected}; the file is damaged")
     heads = torch.arange(values * size).view(values // keys, keys, size).transpose(0, 1).reshape(-1)
     return tensor.index_select(axis, torch.cat([torch.arange(behind), behind + heads]))
 

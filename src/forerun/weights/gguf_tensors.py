@@ -44,7 +44,8 @@ def write_tensors(header: GgufHeader, source: Path, folder: Path, config: dict[s
             file = SINGLE if len(shards) == 1 else f"model-{index:05d}-of-{len(shards):05d}.safetensors"
             tensors = {}
             for tensor in shard:
-                tensors[names[tensor.name]] = _rows_in_order(_read(data, tensor, source), tensor.name, header, config)
+                values = _read(data, tensor, source)
+                tensors[names[tensor.name]] = _rows_in_order(values, tensor.name, architecture, config, str(source))
                 task.advance(tensor.size)
             save_tensors(tensors, folder / file)
             weight_map |= dict.fromkeys(tensors, file)
@@ -139,23 +140,27 @@ def _dequantise(
     return values
 
 
-def _rows_in_order(tensor: torch.Tensor, name: str, header: GgufHeader, config: dict[str, Any]) -> torch.Tensor:
+def _rows_in_order(
+    tensor: torch.Tensor, name: str, architecture: str, config: dict[str, Any], where: str
+) -> torch.Tensor:
     """Llama files store the rows of q and k with the two halves of each head interleaved; this puts them back.
 
     Norms of Gemma 3 are stored as factors; Hugging Face's files have what is added to one. Qwen3.5 has its own rules.
     """
     import torch
 
-    if header.metadata["general.architecture"] in QWEN3_5:
-        return qwen3_5_tensor(tensor, name, config)
+    if architecture in QWEN3_5:
+        return qwen3_5_tensor(tensor, name, config, where)
     part = name.split(".")[-2]
-    if header.metadata["general.architecture"] == SHIFTED_NORMS and part.endswith("norm"):
+    if architecture == SHIFTED_NORMS and part.endswith("norm"):
         return tensor - 1
-    if header.metadata["general.architecture"] != "llama" or part not in ("attn_q", "attn_k"):
+    if architecture != "llama" or part not in ("attn_q", "attn_k"):
         return tensor
     heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
     rows, head_dim = tensor.shape[0], config["head_dim"]
     if rows != heads * head_dim:
-        raise ForerunError(f"tensor {name} has {rows} rows, expected {heads} heads of {head_dim}; the file is damaged")
+        raise ForerunError(
+            f"{where}: tensor {name} has {rows} rows, expected {heads} heads of {head_dim}; the file is damaged"
+        )
     order = torch.arange(rows).view(heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)
     return tensor[order].contiguous()

@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, first_line
 from forerun.weights.gguf_header import GgufHeader
 from forerun.weights.gguf_qwen_tokens import COMPOSED
+from forerun.weights.tokenizer import check_template
 
 # Ways to cut text before merging (`tokenizer.ggml.pre`) that split every digit off, then work like GPT-2.
 # transformers leaves them at plain GPT-2, which gives other tokens for two spaces before a digit.
@@ -24,10 +25,12 @@ def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: 
     """Converts the file's tokenizer (by way of transformers), saves it with its chat template, and returns it."""
     if "tokenizer.ggml.tokens" not in header.metadata:
         raise ForerunError(f"{source} carries no tokenizer, so it cannot be used on its own")
+    check_template(header.metadata.get("tokenizer.chat_template"), f"{source}: metadata tokenizer.chat_template")
     tokenizer = _load(header, source)
     if len(tokenizer) > vocab_size:
         raise ForerunError(f"{source}: its tokenizer has {len(tokenizer)} tokens, its embedding only {vocab_size} rows")
     _set_splitter(tokenizer, header, source)
+    _set_first_space(tokenizer, header)
     tokenizer.save_pretrained(folder)
     _tidy(folder / "tokenizer_config.json")
     return tokenizer
@@ -44,8 +47,7 @@ def _load(header: GgufHeader, source: Path) -> Any:
                 empty, gguf_file="model.gguf", add_bos_token=_begins(header), local_files_only=True
             )
         except Exception as error:  # transformers and tokenizers raise anything for a bad vocabulary
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise ForerunError(f"{source}: its tokenizer cannot be read ({reason})") from error
+            raise ForerunError(f"{source}: its tokenizer cannot be read ({first_line(error)})") from error
 
 
 def _begins(header: GgufHeader) -> bool:
@@ -76,6 +78,17 @@ def _set_splitter(tokenizer: Any, header: GgufHeader, source: Path) -> None:
         from tokenizers.normalizers import NFC
 
         tokenizer.backend_tokenizer.normalizer = NFC()
+
+
+def _set_first_space(tokenizer: Any, header: GgufHeader) -> None:
+    """Sentencepiece puts a space before a text unless a file says otherwise, which transformers does not read."""
+    from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence
+    from tokenizers.pre_tokenizers import Metaspace
+
+    backend = tokenizer.backend_tokenizer
+    if isinstance(backend.pre_tokenizer, Metaspace) and header.metadata.get("tokenizer.ggml.add_space_prefix") is False:
+        backend.pre_tokenizer = Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = Sequence([Replace("▁", " "), ByteFallback(), Fuse()])
 
 
 def _known_to_transformers() -> frozenset[str]:

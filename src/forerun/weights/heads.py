@@ -64,8 +64,7 @@ class FoundHead:
 
 def shape_of(checkpoint: Checkpoint) -> Shape:
     """The shape of a model, as heads record it."""
-    settings = checkpoint.reader
-    return _shape(settings.part("text_config") if "text_config" in settings else settings)
+    return _shape(checkpoint.reader.text_model())
 
 
 def read_head(folder: Path) -> HeadFolder:
@@ -85,8 +84,10 @@ def read_head(folder: Path) -> HeadFolder:
     settings = ConfigReader(config, where)
     target = settings.part("target")
     shape = _shape(target)
-    taps = _taps(config, shape, where)
-    return HeadFolder(folder, target.text("hash", "")[:64], shape, taps, settings.part("layer").values)
+    taps = settings.integers("taps", (), high=shape.num_hidden_layers - 1)
+    if len(set(taps)) != len(taps):
+        raise settings.wrong("taps", "different layers")
+    return HeadFolder(folder, target.text("hash", "")[:64], shape, tuple(taps), settings.part("layer").values)
 
 
 def find_head(checkpoint: Checkpoint, folder: Path | None) -> FoundHead | None:
@@ -95,13 +96,15 @@ def find_head(checkpoint: Checkpoint, folder: Path | None) -> FoundHead | None:
     A head of the very same weights is used as it is; one of other weights of the same shape may draft worse, which is
     worth a warning; one of another shape cannot run.
     """
-    wanted = shape_of(checkpoint)
     if folder is not None:
-        head = read_head(folder)
+        head, wanted = read_head(folder), shape_of(checkpoint)
         if head.target != wanted:
             raise ForerunError(f"the MTP head {folder} is for {head.target}, but {checkpoint.path} is {wanted}")
         return _match(head, fingerprint(checkpoint))
-    fitting = [head for head in packaged_heads() if head.target == wanted]
+    family = checkpoint.reader.text_model().text("model_type", "")
+    known = [head for head in packaged_heads() if head.target.model_type == family]
+    # Configs of families that have none may leave out what a shape needs.
+    fitting = [head for head in known if head.target == shape_of(checkpoint)]
     if not fitting:
         return None
     own = fingerprint(checkpoint)
@@ -128,13 +131,3 @@ def _match(head: HeadFolder, own: str) -> FoundHead:
 def _shape(config: ConfigReader) -> Shape:
     sizes = [config.integer(name) for name in ("hidden_size", "vocab_size", "num_hidden_layers")]
     return Shape(config.text("model_type")[:40], *sizes)
-
-
-def _taps(config: Mapping[str, Any], shape: Shape, where: str) -> tuple[int, ...]:
-    taps = config.get("taps", [])
-    good = isinstance(taps, list) and all(isinstance(tap, int) and not isinstance(tap, bool) for tap in taps)
-    if not good or len(set(taps)) != len(taps) or not all(0 <= tap < shape.num_hidden_layers for tap in taps):
-        raise ForerunError(
-            f"{where}: taps must be different layers from 0 to {shape.num_hidden_layers - 1}, found {str(taps)[:80]}"
-        )
-    return tuple(taps)

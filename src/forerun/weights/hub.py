@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, first_line
 from forerun.progress import Progress, Task
 from forerun.weights.config import read_config
 from forerun.weights.folder import weight_files
@@ -127,8 +127,7 @@ def _explained(hub_id: str, call: Callable[[], Any]) -> Any:
             "check the network or give a local folder"
         ) from error
     except Exception as error:  # the hub's HTTP library changes its exceptions between releases
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise ForerunError(f"{hub_id}: the download failed ({reason}); try again") from error
+        raise ForerunError(f"{hub_id}: the download failed ({first_line(error)}); try again") from error
 
 
 def _bars(task: Task | None) -> type:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, first_line
 from forerun.weights.folder import file_inside, read_json
 
 if TYPE_CHECKING:
@@ -30,13 +31,25 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(
+            path,
+            local_files_only=True,
+            trust_remote_code=False,
+            model_max_length=sys.maxsize,  # the engine knows the context, and a file may hold anything
+        )
     except Exception as error:  # transformers and tokenizers raise anything for a bad file
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise ForerunError(f"{path}: its tokenizer cannot be read ({reason})") from error
+        raise ForerunError(f"{path}: its tokenizer cannot be read ({first_line(error)})") from error
+    check_template(tokenizer.chat_template, f"{path}: chat_template of its tokenizer")
     if str((read_json(path, "config.json") or {}).get("model_type")).startswith(NEEDS_BOS):
         begin_with_bos(tokenizer)
     return tokenizer
+
+
+def check_template(template: object, where: str) -> None:
+    """Text, several texts by name, or none."""
+    texts = template.values() if isinstance(template, dict) else [] if template is None else [template]
+    if not all(isinstance(text, str) for text in texts):
+        raise ForerunError(f"{where} must be text, found {str(template)[:40]}")
 
 
 def begin_with_bos(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -68,7 +81,7 @@ def _ids(value: object, path: Path) -> set[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            raise ForerunError(f"{path}: eos_token_id must be a token id or a list of them, not {value!r}")
+            raise ForerunError(f"{path}: eos_token_id must be a token id or a list of them, not {str(value)[:60]!r}")
     return set(ids)
 
 

@@ -13,6 +13,7 @@ from forerun.weights.config_reader import ConfigReader
 MOST_LAYERS = 4096
 MOST_POSITIONS = 2**31 - 1  # they are counted in 32 bits on a device
 LARGEST_HEAD = 1 << 16
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,14 @@ def layer_count(config: ConfigReader) -> int:
     return config.integer("num_hidden_layers", high=MOST_LAYERS)
 
 
+def layer_kinds(config: ConfigReader, usual: Sequence[str]) -> list[str]:
+    """With a window or without, as `layer_types` lists them; or else as is `usual`."""
+    kinds = config.texts("layer_types") or list(usual)
+    if len(kinds) != len(usual) or set(kinds) - {SLIDING, FULL}:
+        raise ForerunError(f"{config.name('layer_types')} must name {len(usual)} layers, each {SLIDING} or {FULL}")
+    return kinds
+
+
 def head_layout(config: ConfigReader, head_dim: int | None = None) -> HeadLayout:
     """Heads as configured; a missing `head_dim` is the family's, or else hidden / heads."""
     heads = config.integer("num_attention_heads")
@@ -155,6 +164,12 @@ def head_layout(config: ConfigReader, head_dim: int | None = None) -> HeadLayout
 def read_context(config: ConfigReader) -> int:
     """The most positions the model was made for."""
     return config.integer("max_position_embeddings", high=MOST_POSITIONS)
+
+
+def read_window(config: ConfigReader) -> int:
+    """Keys that a layer with a window sees; null means that none has one, absence that they are as many as usual."""
+    default = 0 if "sliding_window" in config.values else 4096
+    return config.integer("sliding_window", default, low=0, high=MOST_POSITIONS)
 
 
 def read_eps(config: ConfigReader) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,15 +37,16 @@ class Decoder:
         dtype: torch.dtype,
         progress: Progress,
     ) -> None:
-        self.config, self.kernels, self.device, self.dtype = config, kernels, device, dtype
+        self.kernels, self.device, self.dtype = kernels, device, dtype
         self.taps: tuple[int, ...] = ()  # layers whose inputs a drafter wants to see
         self._checkpoint = checkpoint
         refuse_mlx(checkpoint)
-        self.rope = RopeTables(config.ropes, device)
-        self._loader = loader = Loader(config, kernels, checkpoint, device, dtype, self.rope)
         table = "embed_tokens.weight"
         prefix = next((each for each in config.prefixes if checkpoint.has(each + table)), config.prefixes[-1])
         stored = checkpoint.take(prefix + table, (config.vocab, config.hidden))
+        self.config = config = replace(config, tied=config.tied and not has_own_output(checkpoint, stored))
+        self.rope = RopeTables(config.ropes, device)
+        self._loader = loader = Loader(config, kernels, checkpoint, device, dtype, self.rope)
         self.embedding = embedding_table(stored, device, dtype)
         self.embedding_scale = rounded(config.embedding_scale, stored.dtype)
         self.never: Tensor | None = None  # tokens that are never chosen, [n] int64
@@ -159,6 +161,14 @@ class Decoder:
 def embedding_table(stored: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """On a GPU in the precision of activations; on a CPU as stored, mapped from the file."""
     return stored.to(device) if device.type == "cpu" else stored.to(device, dtype)
+
+
+def has_own_output(checkpoint: Checkpoint, embedding: Tensor) -> bool:
+    """Is there an output matrix that is not the embedding? transformers uses it then, whatever config.json says."""
+    if not checkpoint.has("lm_head.weight"):
+        return False
+    output = checkpoint.raw("lm_head.weight")
+    return output.dtype != embedding.dtype or not torch.equal(output, embedding)
 
 
 def unused(name: str, config: DecoderConfig) -> bool:

@@ -50,22 +50,40 @@ class RopeConfig:
         return {name: getattr(self, name) for name in ("rope_type", "rope_theta", *KINDS[self.rope_type])}
 
 
-def read_rope(config: ConfigReader, columns: int, default_theta: float = 10000.0) -> RopeConfig:
-    """The rope settings of a config.json, old style (`rope_theta`, `rope_scaling`) or new (`rope_parameters`)."""
-    settings = config.part("rope_parameters" if "rope_parameters" in config else "rope_scaling")
-    return read_rope_settings(config, settings, columns, default_theta)
+def read_rope(
+    config: ConfigReader, columns: int, default_theta: float = 10000.0, *, partial: bool = False
+) -> RopeConfig:
+    """The rope settings of a config.json, old style (`rope_theta`, `rope_scaling`) or new (`rope_parameters`).
+
+    `partial`: the family may rotate a part of each head, and the caller knows how many columns that are.
+    """
+    theta = config.number("rope_theta", default_theta, above=1.0)
+    return read_rope_settings(config, rope_part(config), columns, theta, partial)
+
+
+def rope_part(config: ConfigReader) -> ConfigReader:
+    """The rope settings under their new name or the old one."""
+    new, old = config.part("rope_parameters"), config.part("rope_scaling")
+    if new.values and old.values and new.values != old.values:
+        raise ForerunError(
+            f"{config.name('rope_scaling')} says something else than rope_parameters: remove one of them"
+        )
+    return new if new.values else old
 
 
 def read_rope_settings(
-    config: ConfigReader, settings: ConfigReader, columns: int, default_theta: float, default_kind: str = "default"
+    config: ConfigReader, settings: ConfigReader, columns: int, default_theta: float, partial: bool = False
 ) -> RopeConfig:
     """As `read_rope`, where `settings` may be those of one kind of layer."""
     if columns < 2 or columns % 2:
         raise ForerunError(f"{config.name('head_dim')}: {columns} columns of a head cannot be rotated in pairs")
-    kind = settings.text("rope_type", settings.text("type", default_kind))
-    if kind not in KINDS:
+    kind = settings.text("rope_type", settings.text("type", "default"))
+    if kind not in KINDS or (partial and kind == "proportional"):
         raise ForerunError(f"{settings.name('rope_type')} {kind[:40]!r} is not supported (only {', '.join(KINDS)})")
-    theta = settings.number("rope_theta", config.number("rope_theta", default_theta, above=1.0), above=1.0)
+    if kind != "proportional" and not partial:
+        for place in (config, settings):
+            place.only("partial_rotary_factor", 1.0)
+    theta = settings.number("rope_theta", default_theta, above=1.0)
     if kind == "default":
         return RopeConfig(columns, theta)
     if kind == "linear":
@@ -74,7 +92,7 @@ def read_rope_settings(
         part, factor = settings.number("partial_rotary_factor", 1.0, high=1.0), settings.number("factor", 1.0)
         return RopeConfig(columns, theta, kind, factor, partial_rotary_factor=part)
     if kind == "llama3":
-        original, factor = settings.number(ORIGINAL), settings.number("factor")
+        original, factor = config.number(ORIGINAL, settings.number(ORIGINAL)), settings.number("factor")
         low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
         if low >= high:
             raise ForerunError(f"{settings.name('low_freq_factor')} must be below high_freq_factor")
@@ -84,7 +102,7 @@ def read_rope_settings(
 
 def _read_yarn(config: ConfigReader, settings: ConfigReader, columns: int, theta: float) -> RopeConfig:
     context = settings.number("max_position_embeddings", config.number("max_position_embeddings", 2048.0))
-    original = settings.number(ORIGINAL, context)
+    original = config.number(ORIGINAL, settings.number(ORIGINAL, context))  # beside the settings it has the first word
     factor = settings.number("factor", context / original)
 
     def amplitude(weight: float) -> float:
