@@ -180,11 +180,15 @@ def test_what_was_made_of_a_file_before_goes_when_it_is_made_again(tmp_path: Pat
     (old / gguf_convert.MANIFEST).write_text(json.dumps({"format": 1, "source": "a.gguf", "files": {}}))
     foreign = tmp_path / "home" / "gguf" / "mine"
     foreign.mkdir()
+    later = tmp_path / "home" / "gguf" / "a-fedcba9876543210"  # of a release to come, which is used in turns with ours
+    later.mkdir()
+    noted = {"format": gguf_convert.FORMAT + 1, "source": "a.gguf", "path": str(file), "files": {}}
+    (later / gguf_convert.MANIFEST).write_text(json.dumps(noted))
     os.utime(file, (2, 2))
     second = convert_gguf(file, tmp_path / "home")
     assert second != first and convert_gguf(file, tmp_path / "home") == second
     left = {path.name for path in second.parent.iterdir()}
-    assert left == {second.name, f"{second.name}.lock", beside.name, f"{beside.name}.lock", "mine"}
+    assert left == {second.name, f"{second.name}.lock", beside.name, f"{beside.name}.lock", "mine", later.name}
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

@@ -123,11 +123,13 @@ def _remove_older(file: Path, made: Path) -> None:
     """Folders that were made of this file before it changed, or in a form that is not read any more.
 
     They are as large as the model. Folders of the first two forms do not say where their source was: the name decides.
+    One of a later form belongs to a later version of forerun, which would have to make it again.
     """
     for folder in made.parent.iterdir():
         noted = _manifest(folder) if folder != made else {}
         unread = noted.get("source") == file.name and "path" not in noted
-        if unread or noted.get("path") == str(file.absolute()):
+        later = isinstance(noted.get("format"), int) and noted["format"] > FORMAT
+        if not later and (unread or noted.get("path") == str(file.absolute())):
             shutil.rmtree(folder, ignore_errors=True)
             folder.with_name(folder.name + ".lock").unlink(missing_ok=True)
 
