@@ -120,6 +120,11 @@ UNREAD: dict[str, tuple[str, dict[str, Any], str]] = {
         ".* 'proportional' is not",
     ),
     "two opinions": ("qwen2", {"rope_parameters": LINEAR, "rope_scaling": {"rope_type": "yarn"}}, "rope_scaling says"),
+    "more under the old name": (
+        "qwen2",
+        {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": LINEAR},
+        "rope_scaling says",
+    ),
     "chunks": ("mistral", {"layer_types": ["chunked_attention"] * 2}, "layer_types must name 2 layers, each"),
     "windows": ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types = .* is not supported"),
     "one rotation for all layers of Gemma 3": ("gemma3_text", {"rope_parameters": LINEAR}, WHOLE),
@@ -154,6 +159,8 @@ def test_a_context_beside_the_settings_of_the_rotation_has_the_first_word(kind: 
     assert found.original_max_position_embeddings == theirs.rope_parameters[ORIGINAL] == 16
 
 
-def test_the_same_under_two_names_is_no_contradiction() -> None:
-    config = tiny_config("qwen2", model_type="qwen2", rope_parameters=LINEAR, rope_scaling=LINEAR)
+@pytest.mark.parametrize("old", [LINEAR, {"type": "linear", "factor": 4.0}])
+def test_the_same_under_two_names_is_no_contradiction(old: dict[str, Any]) -> None:
+    """Older forms called the type otherwise and had the base beside the settings."""
+    config = tiny_config("qwen2", model_type="qwen2", rope_parameters=LINEAR, rope_scaling=old)
     assert [rope.factor for rope in read_config(ConfigReader(config, "config.json")).ropes] == [4.0]

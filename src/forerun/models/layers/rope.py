@@ -62,9 +62,10 @@ def read_rope(
 
 
 def rope_part(config: ConfigReader) -> ConfigReader:
-    """The rope settings under their new name or the old one."""
+    """The rope settings under their new name or the old one; under both where the new one has all that the old has."""
     new, old = config.part("rope_parameters"), config.part("rope_scaling")
-    if new.values and old.values and new.values != old.values:
+    said = {"rope_type" if key == "type" else key: value for key, value in old.values.items()}
+    if new.values and any(new.values.get(key) != value for key, value in said.items()):
         raise ForerunError(
             f"{config.name('rope_scaling')} says something else than rope_parameters: remove one of them"
         )
