@@ -88,7 +88,8 @@ class RandomCheckpoint(Checkpoint):
         return {"mtp.fc.weight"} if self.config.get("mtp_num_hidden_layers") else set()
 
     def has(self, name: str) -> bool:
-        return "experts.0." not in name
+        """All but experts one by one, and an output matrix where the embedding may serve."""
+        return "experts.0." not in name and name != "lm_head.weight"
 
     def shape(self, name: str) -> tuple[int, ...]:
         raise AssertionError(f"{name} has whatever shape it is asked for in")
