@@ -127,6 +127,8 @@ GOOD = {"facts": FACTS, "passes": [[1, 1, 1.0]], "drafts": {}}
         json.dumps(GOOD | {"passes": [[1, 1, -1.0]]}),
         json.dumps(GOOD | {"drafts": {"mtp": "NaN"}}),
         json.dumps(GOOD | {"drafts": [1]}),
+        json.dumps(GOOD | {"passes": [[float("inf"), 1, 1.0]]}),
+        "[" * 100_000,
         "\x00" * 100,
         "1" * (2 << 20),
     ],
