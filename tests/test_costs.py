@@ -45,6 +45,17 @@ def test_one_slow_round_does_not_count_for_what_it_took() -> None:
     assert costs.pass_seconds(1) < 0.018 and costs.pass_seconds(8) < 0.05
 
 
+@pytest.mark.parametrize(("rows", "sequences"), [(1, 1), (4, 1), (4, 4)])
+def test_a_clock_that_stands_still_tells_nothing(rows: int, sequences: int) -> None:
+    costs = CostTable(measured().proportions())
+    costs.learn(None, 0, rows, 0.0, 0.0, sequences)
+    assert not costs.known
+    for _ in range(3):
+        costs.learn(None, 0, 1, 0.0, 0.010)
+    costs.learn(None, 0, rows, 0.0, 0.0, sequences)
+    assert costs.pass_seconds(1) == pytest.approx(0.010)
+
+
 def test_what_was_learned_holds_on_a_machine_of_another_speed() -> None:
     """Proportions are kept, seconds are not: today everything takes three times as long."""
     costs = CostTable(measured().proportions())

@@ -98,6 +98,8 @@ class CostTable:
         self, drafter: str | None, depth: int, rows: int, draft_seconds: float, pass_seconds: float, sequences: int = 1
     ) -> None:
         """One round: `depth` tokens were drafted by `drafter`, the pass had `rows` rows of `sequences` sequences."""
+        if pass_seconds <= 0:
+            return  # a clock too coarse to see it: multiples of nothing would stay nothing
         key = (batch_class(sequences), rows)
         if key == PLAIN:
             self._learn_plain(pass_seconds)
