@@ -139,3 +139,24 @@ def test_a_prompt_that_is_being_read_can_be_paused(tmp_path: Path) -> None:
     machine.unpause(paused)
     finish(machine, [paused])
     assert paused.answer == plain.answer
+
+
+def test_who_comes_back_does_not_overtake(tmp_path: Path) -> None:
+    """Others that are paused and unpaused between two rounds never take the place that an older one waits for."""
+    model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
+    machine = engine(model, max_sequences=1)
+    sequences = [machine.submit(request([5 + n, 6, 7], max_tokens=30), NoText()) for n in range(3)]
+    for sequence in sequences:
+        while not sequence.answer:
+            machine.step()
+        machine.pause(sequence)
+    oldest, one, other = sequences
+    machine.unpause(one)
+    machine.unpause(oldest)
+    before = len(oldest.answer)
+    for _ in range(4):
+        machine.pause(one)
+        machine.unpause(other)
+        machine.step()
+        one, other = other, one
+    assert len(oldest.answer) > before
