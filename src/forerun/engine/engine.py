@@ -307,7 +307,7 @@ class Engine:
         if result.tokens:
             decision = result.turn.decision
             sequence.counters.count(decision.arm, result.drafted, result.accepted)
-            if result.drafted and decision.drafter is not None:
+            if result.drafted and decision.drafter is not None and not result.turn.cut:
                 self.low_acceptance.note(decision.drafter, result.drafted, result.accepted)
         return True
 
