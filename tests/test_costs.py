@@ -45,6 +45,13 @@ def test_one_slow_round_does_not_count_for_what_it_took() -> None:
     assert costs.pass_seconds(1) < 0.018 and costs.pass_seconds(8) < 0.05
 
 
+def test_nor_does_the_very_first() -> None:
+    costs = CostTable()
+    for seconds in (10.0, 0.010, 0.010, 0.010):
+        costs.learn(None, 0, 1, 0.0, seconds)
+    assert 0.010 <= costs.pass_seconds(1) < 0.015
+
+
 @pytest.mark.parametrize(("rows", "sequences"), [(1, 1), (4, 1), (4, 4)])
 def test_a_clock_that_stands_still_tells_nothing(rows: int, sequences: int) -> None:
     costs = CostTable(measured().proportions())

@@ -132,7 +132,8 @@ class CostTable:
         if self._plain_count == 1:
             self._plain = seconds
         else:
-            expected = self._now()
+            # The first was taken as it came: the second tells whether there was a pause in it.
+            expected = min(self._now(), CLIP * seconds) if self._plain_count == 2 else self._now()
             weight = max(FRESH, 1 / self._plain_count)
             self._plain = expected + weight * (clipped(seconds, expected) - expected)
         self._drift = 1.0
