@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
-from engines import NoText, Scripted, decoder, engine, request, run
+from engines import NoText, Scripted, decoder, engine, finish, request, run
 from tiny import tiny_model
 
 from forerun.engine.engine import Engine
@@ -118,3 +120,24 @@ def test_who_is_left_out_is_judged_by_the_rounds_it_will_have(target: Decoder, m
             machine.step()
     for sequence, costs in ((first, tables[True]), (second, tables[False])):
         assert isinstance(sequence.policy, Controller) and sequence.policy.costs is costs
+
+
+def test_what_drafters_do_with_a_prompt_is_not_charged_to_the_rounds_beside_it(
+    target: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, late, usual = engine(target), [0.0], time.perf_counter
+    monkeypatch.setattr("time.perf_counter", lambda: usual() + late[0])
+
+    class Slow(Scripted):
+        def open(self, *prompt: object) -> None:
+            late[0] += 1000.0
+            super().open(*prompt)  # type: ignore[arg-type]
+
+    machine.drafters.by_name["lookup"] = Slow(lambda text, depth: text[-1:] * depth)
+    first = machine.submit(request(PROMPTS[0]), NoText())
+    while len(first.answer) < 4:
+        machine.step()
+    second = machine.submit(request(PROMPTS[1], max_tokens=4, draft="lookup"), NoText())
+    finish(machine, [first, second])
+    assert first.counters.decode_seconds < 1000 <= second.counters.prefill_seconds
+    assert second.counters.decode_seconds < 1000 and machine.costs.pass_seconds(1) < 100

@@ -38,6 +38,15 @@ def test_drafting_that_does_not_pay_costs_next_to_nothing() -> None:
     assert 2 * FIRST_LOOK < sum(world.drafted) < 400, "it is looked at again, ever more rarely"
 
 
+def test_a_pause_in_the_first_round_does_not_decide() -> None:
+    """All were paused, or the machine was busy, when plain decoding was first timed."""
+    world = World(8, plain=(1.0, 8), drafting=(3.0, 18))
+    world.run(1)
+    world.seconds += 50.0
+    world.run(FIRST_GAP)
+    assert sum(world.drafted) == FIRST_LOOK
+
+
 def test_the_other_way_is_found_when_the_world_changes() -> None:
     world = World(8, plain=(1.0, 8), drafting=(3.0, 18))
     world.run(1000)

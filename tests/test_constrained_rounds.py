@@ -231,3 +231,17 @@ def test_an_answer_is_continued_with_its_constraint(machine: Engine) -> None:
 def test_free_answers_know_nothing_of_it(machine: Engine) -> None:
     (one,) = run(machine, request(PROMPT, draft="auto"))
     assert FORCED.name not in one.counters.arms
+
+
+def test_drafts_that_a_rule_forbids_do_not_speak_against_their_drafter(
+    target: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model drafts for itself and is right but for the rule: nobody is told that it does not belong to itself."""
+    monkeypatch.setattr("forerun.engine.low_acceptance.ROUNDS", 10)
+    machine = engine(target, draft_model=target)
+    (free,) = answers(machine, (request(PROMPT), None))
+    banned = set(free.answer)
+    (bound,) = answers(
+        machine, (request(PROMPT, draft="model", draft_tokens=2), lambda _: [t for t in range(40) if t not in banned])
+    )
+    assert bound.counters.drafted > 20 and not machine.low_acceptance.warnings

@@ -45,6 +45,24 @@ def test_one_slow_round_does_not_count_for_what_it_took() -> None:
     assert costs.pass_seconds(1) < 0.018 and costs.pass_seconds(8) < 0.05
 
 
+def test_nor_does_the_very_first() -> None:
+    costs = CostTable()
+    for seconds in (10.0, 0.010, 0.010, 0.010):
+        costs.learn(None, 0, 1, 0.0, seconds)
+    assert 0.010 <= costs.pass_seconds(1) < 0.015
+
+
+@pytest.mark.parametrize(("rows", "sequences"), [(1, 1), (4, 1), (4, 4)])
+def test_a_clock_that_stands_still_tells_nothing(rows: int, sequences: int) -> None:
+    costs = CostTable(measured().proportions())
+    costs.learn(None, 0, rows, 0.0, 0.0, sequences)
+    assert not costs.known
+    for _ in range(3):
+        costs.learn(None, 0, 1, 0.0, 0.010)
+    costs.learn(None, 0, rows, 0.0, 0.0, sequences)
+    assert costs.pass_seconds(1) == pytest.approx(0.010)
+
+
 def test_what_was_learned_holds_on_a_machine_of_another_speed() -> None:
     """Proportions are kept, seconds are not: today everything takes three times as long."""
     costs = CostTable(measured().proportions())
@@ -127,6 +145,8 @@ GOOD = {"facts": FACTS, "passes": [[1, 1, 1.0]], "drafts": {}}
         json.dumps(GOOD | {"passes": [[1, 1, -1.0]]}),
         json.dumps(GOOD | {"drafts": {"mtp": "NaN"}}),
         json.dumps(GOOD | {"drafts": [1]}),
+        json.dumps(GOOD | {"passes": [[float("inf"), 1, 1.0]]}),
+        "[" * 100_000,
         "\x00" * 100,
         "1" * (2 << 20),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from forerun.bench.workloads import load_workloads
@@ -42,3 +44,9 @@ def test_repeated_runs() -> None:
 def test_a_huge_prompt_is_not_read_whole() -> None:
     text = "def f():\n" * 10 + "word " * 10_000
     assert kind_of(list(range(10_000)), text) == "given text"
+
+
+def test_blank_lines_are_read_once() -> None:
+    began = time.thread_time()
+    assert kind_of(list(range(100)), "\n" * 4000) == "short"
+    assert time.thread_time() - began < 0.1

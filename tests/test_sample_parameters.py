@@ -87,14 +87,6 @@ def test_history_counts_like_a_plain_recount():
     assert sorted(history.seen().tolist()) == sorted({*prompt, *answer})  # looking changed nothing
 
 
-def test_a_copied_history_goes_its_own_way():
-    history = TokenHistory([1], [2])
-    twin = history.copy()
-    twin.append(3)
-    assert history.seen().tolist() == [1, 2] and twin.seen().tolist() == [1, 2, 3]
-    assert history.answer()[1].tolist() == [1] and twin.answer()[1].tolist() == [1, 1]
-
-
 class ByteTokenizer:
     """The parts of a transformers tokenizer that the language sets use, over byte-level pieces."""
 

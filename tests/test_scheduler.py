@@ -9,8 +9,11 @@ import torch
 from engines import NoText, decoder, engine, finish, request, run
 from tiny import tiny_model
 
+import forerun
 from forerun.engine.sequence import Status
+from forerun.engine.warmup import warm_up
 from forerun.errors import ForerunError
+from forerun.progress import NullProgress
 
 
 def test_the_youngest_is_parked_and_the_oldest_comes_back_first(
@@ -139,3 +142,62 @@ def test_a_prompt_that_is_being_read_can_be_paused(tmp_path: Path) -> None:
     machine.unpause(paused)
     finish(machine, [paused])
     assert paused.answer == plain.answer
+
+
+def test_who_comes_back_does_not_overtake(tmp_path: Path) -> None:
+    """Others that are paused and unpaused between two rounds never take the place that an older one waits for."""
+    model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
+    machine = engine(model, max_sequences=1)
+    sequences = [machine.submit(request([5 + n, 6, 7], max_tokens=30), NoText()) for n in range(3)]
+    for sequence in sequences:
+        while not sequence.answer:
+            machine.step()
+        machine.pause(sequence)
+    oldest, one, other = sequences
+    machine.unpause(one)
+    machine.unpause(oldest)
+    before = len(oldest.answer)
+    for _ in range(4):
+        machine.pause(one)
+        machine.unpause(other)
+        machine.step()
+        one, other = other, one
+    assert len(oldest.answer) > before
+
+
+def test_nothing_is_warmed_up_behind_one_that_cannot_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are with one that is paused, and host memory is full: whoever is submitted now has to wait."""
+    model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
+    machine = engine(model, pages=8)
+    machine.scheduler.parked_limit = 0
+    holder = machine.submit(request([5] * 9, max_tokens=20), NoText())
+    while not holder.answer:
+        machine.step()
+    machine.pause(holder)
+    behind = machine.submit(request([6] * 9, max_tokens=20), NoText())
+    machine.step()
+    assert behind.status is Status.WAITING and machine.scheduler.idle
+    with monkeypatch.context() as patched:
+        patched.setattr(machine, "step", lambda: pytest.fail("it would wait for ever"))
+        warm_up(machine, False, NullProgress())
+    machine.unpause(holder)
+    finish(machine, [holder, behind])
+
+
+def test_an_answer_that_can_never_begin_says_so(tmp_path: Path) -> None:
+    """Its reader is the only one who could let others go on: to wait would be to wait for ever."""
+    model = forerun.load(str(tiny_model(tmp_path, "llama", num_hidden_layers=1)), device="cpu", max_context=40)
+    model.engine.scheduler.parked_limit = 0
+    paused = []
+    while model.engine.scheduler.idle:
+        paused.append(forerun.stream(model, [5, 6, 7], max_tokens=30, draft="off"))
+        try:
+            next(paused[-1])
+        except ForerunError as error:
+            assert "paused" in str(error)
+            break
+        paused[-1].pause()
+        assert len(paused) < 500
+    waiting = paused.pop()
+    paused.pop().close()
+    assert len([chunk for chunk in waiting if chunk.token is not None]) == 30

@@ -194,6 +194,10 @@ class Generation:
         with interrupts_held(), self.model.engine.owner:
             if not self.sequence.emissions and self.sequence.status is not Status.FINISHED:
                 self.model.engine.step()
+                if self.model.engine.scheduler.idle and self.sequence.status is Status.WAITING:
+                    raise ForerunError(
+                        "there is no memory left for this answer: close others that are paused, or let them go on"
+                    )
 
     def _last(self) -> Chunk:
         if self._ended:

@@ -24,18 +24,16 @@ class State:
     cache: SequenceCache
     tokens: list[int]  # committed by the target
     fed: list[int] = field(default_factory=list)  # in the draft cache, drafts of the last round included
+    same: int = 0  # of them, from the first on, that are known to be the target's
 
     def rewind(self) -> None:
         """Keep what agrees with the target's text, forget the drafts it did not take."""
-        same = 0
-        for mine, theirs in zip(self.fed, self.tokens, strict=False):
-            if mine != theirs:
-                break
-            same += 1
         # The last token is fed again when nothing is missing: its logits are what drafting starts from.
-        keep = min(same, len(self.tokens) - 1)
-        del self.fed[keep:]
-        self.cache.rewind(keep)
+        most = min(len(self.fed), len(self.tokens) - 1)
+        while self.same < most and self.fed[self.same] == self.tokens[self.same]:
+            self.same += 1
+        del self.fed[self.same :]
+        self.cache.rewind(self.same)
 
 
 class ModelDrafter:

@@ -247,8 +247,9 @@ class Engine:
                 if index == 0 or result.advanced:  # nobody knows how far it came
                     result.turn.sequence.fail(ForerunError(f"interrupted in the middle of a token ({error!r})"))
             raise
-        # Where rounds do not run ahead, their sequences have waited for all of this.
-        more = 0.0 if self.executor.runs_ahead else time.perf_counter() - outcome.ended
+        # Where rounds do not run ahead, their sequences have waited for all of this but what prompts of others took.
+        reading = sum(prompt.seconds for prompt in outcome.prompts)
+        more = 0.0 if self.executor.runs_ahead else time.perf_counter() - outcome.ended - reading
         for costs, measured in outcome.times if outcome.typical else ():
             measured.seconds += more
             costs.learn_round(measured)
@@ -283,7 +284,8 @@ class Engine:
             if result.prompt:
                 began = time.perf_counter()
                 result.keep(0)  # all rows of the prompt that were read; drafters read it too
-                sequence.counters.prefill_seconds += result.took + time.perf_counter() - began
+                result.seconds = time.perf_counter() - began
+                sequence.counters.prefill_seconds += result.took + result.seconds
                 sequence.prompt_logprobs += result.prompt_logprobs
                 if result.tokens:
                     sequence.has_read_prompt()
@@ -305,7 +307,7 @@ class Engine:
         if result.tokens:
             decision = result.turn.decision
             sequence.counters.count(decision.arm, result.drafted, result.accepted)
-            if result.drafted and decision.drafter is not None:
+            if result.drafted and decision.drafter is not None and not result.turn.cut:
                 self.low_acceptance.note(decision.drafter, result.drafted, result.accepted)
         return True
 

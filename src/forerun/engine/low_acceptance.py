@@ -19,7 +19,7 @@ class LowAcceptance:
         self._warned: set[str] = set()
 
     def note(self, drafter: str, drafted: int, accepted: int) -> None:
-        """One round of one sequence that had drafts."""
+        """One round of one sequence that had drafts. Of those that broke a rule of its answer it must not be told."""
         counts = self._counts.setdefault(drafter, [0, 0, 0])
         counts[0] += 1
         counts[1] += drafted

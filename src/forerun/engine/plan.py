@@ -88,7 +88,7 @@ class Result:
     accepted: int
     drafted: int
     keep: Callable[[int], None]  # keep the rows of so many tokens in every cache, forget the rest
-    seconds: float = 0.0  # by which its policy judges the round
+    seconds: float = 0.0  # by which its policy judges the round; of a prompt those it took to keep it
     took: float = 0.0  # that the sequence waited
     drafting: float = 0.0  # part of that
     logprobs: list[Logprob] = field(default_factory=list)  # of the tokens, where the request asks for them

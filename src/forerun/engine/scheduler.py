@@ -77,11 +77,15 @@ class Scheduler:
             self.active.append(self.waiting.popleft())
 
     def take_back(self, sequence: Sequence) -> None:
-        """Let a sequence that was paused or had ended take part again, as soon as there is room in the rounds."""
+        """Let a sequence that was paused or had ended take part again, as soon as there is room in the rounds.
+
+        Where somebody waits for a place already, `admit` decides who is older.
+        """
+        others_wait = any(other.status is Status.PARKED for other in self.active)
         if sequence not in self.active:
             sequence.status = Status.WAITING
             self.waiting.append(sequence)
-        elif sequence.cache.parked is not None or self._busy() >= self.max_sequences:
+        elif others_wait or sequence.cache.parked is not None or self._busy() >= self.max_sequences:
             sequence.status = Status.PARKED
         else:
             sequence.status = sequence.resumed_status

@@ -24,8 +24,8 @@ class Silence:
 def warm_up(engine: Engine, filtered: bool, progress: Progress, batch: int = 1) -> None:
     """Only while nobody waits for an answer. `batch`: as many sequences as will run at once."""
     with interrupts_held(), engine.owner:
-        if not engine.scheduler.idle:
-            return
+        if not engine.scheduler.idle or engine.scheduler.waiting:
+            return  # one that waits although all is idle has no room to begin, nor has whoever comes behind it
         engine.settle()  # the round of a sequence that a stop string has ended
         with interrupts_let_through():
             timed = engine.executor.prepare(engine.max_width, filtered, progress, batch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forerun.policy.costs import Average, batch_class
+from forerun.policy.costs import CLIP, Average, batch_class
 
 FIRST_LOOK, LOOK = 16, 24  # rounds that are timed before the ways are compared, and in later looks at the losing one
 FIRST_GAP, LAST_GAP = 512, 8192  # rounds between such looks
@@ -34,7 +34,10 @@ class Way:
     def add(self, tokens: int, seconds: float, busy: bool) -> None:
         """One round. A pause that nobody knows the reason of does not count in full."""
         self.rounds += 1
-        for average, value in ((self.tokens, float(tokens)), (self.busy if busy else self.calm, seconds)):
+        timed = self.busy if busy else self.calm
+        if timed.count == 1:  # the first was taken as it came: the second tells whether there was a pause in it
+            timed.value = min(timed.value, CLIP * seconds)
+        for average, value in ((self.tokens, float(tokens)), (timed, seconds)):
             if average.count:
                 average.add(value)
             else:

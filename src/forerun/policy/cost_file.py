@@ -69,7 +69,7 @@ class CostFile:
             found = parse(data)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             log.warning("%s cannot be used and will be replaced: %s", self.path, error)
             return None
         self._written = found

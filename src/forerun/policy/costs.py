@@ -98,6 +98,8 @@ class CostTable:
         self, drafter: str | None, depth: int, rows: int, draft_seconds: float, pass_seconds: float, sequences: int = 1
     ) -> None:
         """One round: `depth` tokens were drafted by `drafter`, the pass had `rows` rows of `sequences` sequences."""
+        if pass_seconds <= 0:
+            return  # a clock too coarse to see it: multiples of nothing would stay nothing
         key = (batch_class(sequences), rows)
         if key == PLAIN:
             self._learn_plain(pass_seconds)
@@ -130,7 +132,8 @@ class CostTable:
         if self._plain_count == 1:
             self._plain = seconds
         else:
-            expected = self._now()
+            # The first was taken as it came: the second tells whether there was a pause in it.
+            expected = min(self._now(), CLIP * seconds) if self._plain_count == 2 else self._now()
             weight = max(FRESH, 1 / self._plain_count)
             self._plain = expected + weight * (clipped(seconds, expected) - expected)
         self._drift = 1.0

@@ -10,9 +10,10 @@ REPEATS = 0.25  # share of three-token runs that occurred before: lists, tables,
 LOOKED_AT = 4000  # characters and tokens, from the end; a prior is not worth reading a book for
 RUN = 3
 
+# Spaces are those of one line: blank lines in thousands would else be tried from each of them on.
 CODE = re.compile(
-    r"^\s*(?:def |class |import |from \S+ import |function |(?:const|let|var) \w+ ?=|#include|return\b|SELECT "
-    r"|CREATE TABLE|</?\w+>|[}\])]+;?\s*$|```|\w+: [\w\"'/.]+$)",
+    r"^[^\S\n]*(?:def |class |import |from \S+ import |function |(?:const|let|var) \w+ ?=|#include|return\b|SELECT "
+    r"|CREATE TABLE|</?\w+>|[}\])]+;?[^\S\n]*$|```|\w+: [\w\"'/.]+$)",
     re.MULTILINE,
 )
 CODE_LINES = 4  # that look like code before the prompt counts as holding some

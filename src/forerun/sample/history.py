@@ -42,11 +42,6 @@ class _Counts:
             counts[self._slots.get(token, slots.get(token, -1))] += 1
         return ids, counts
 
-    def copy(self) -> "_Counts":
-        twin = _Counts()
-        twin._slots, twin._ids, twin._counts = dict(self._slots), self._ids.copy(), self._counts.copy()
-        return twin
-
 
 class TokenHistory:
     """The committed tokens of one sequence. Only committed tokens are appended, so there is nothing to roll back.
@@ -79,9 +74,3 @@ class TokenHistory:
     def answer(self, drafted: Sequence[int] = ()) -> tuple[Ids, Ids]:
         """Distinct ids of answer and `drafted`, and their counts. Read them at once, like `seen`."""
         return self._answer.view(drafted)
-
-    def copy(self) -> "TokenHistory":
-        """An independent history, for another choice of the same prompt."""
-        twin = TokenHistory()
-        twin._seen, twin._answer = self._seen.copy(), self._answer.copy()
-        return twin
