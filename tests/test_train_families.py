@@ -113,9 +113,11 @@ def test_answers_are_those_of_the_engine(case: Case) -> None:
         assert said == logits[len(prompt) - 1 : -1].argmax(-1).tolist() and len(said) == 30
 
 
-def test_a_saved_head_drafts_in_the_engine_as_in_training(case: Case, tmp_path: Path) -> None:
-    head = random_start(case.target, (1, 2))
-    save_head(tmp_path / "head", head, None, {}, "")
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_saved_head_drafts_in_the_engine_as_in_training(case: Case, every: int, tmp_path: Path) -> None:
+    """With all ids, and with a draft vocabulary of every third."""
+    head, ids = random_start(case.target, (1, 2)), torch.arange(0, VOCAB, every)
+    save_head(tmp_path / "head", head, ids if every > 1 else None, {}, "")
     machine = mtp_engine(decoder(case.folder, quantize=False), tmp_path / "head")
     for length in (3, LONG):
         sequence = machine.submit(request(text(length), max_tokens=20, draft="mtp", draft_tokens=3), NoText())
@@ -124,18 +126,18 @@ def test_a_saved_head_drafts_in_the_engine_as_in_training(case: Case, tmp_path: 
         row = Row(SamplingParams(), TokenHistory(sequence.tokens), (), len(sequence.tokens))
         with torch.inference_mode():
             drafts = drafter_of(machine).propose([Want(sequence.id, 5, row, False)])[0].tokens
-        assert drafts == drafts_in_training(head, sequence.tokens, 5)
+        assert drafts == drafts_in_training(head, sequence.tokens, ids, 5)
         machine.release(sequence)
 
 
 @torch.inference_mode()
-def drafts_in_training(head: Head, tokens: list[int], depth: int) -> list[int]:
+def drafts_in_training(head: Head, tokens: list[int], ids: torch.Tensor, depth: int) -> list[int]:
     hidden, tapped = head.target.read(torch.tensor([tokens[:-1]]), head.taps)
     features = torch.stack([*tapped, hidden], dim=2)
     drafted: list[int] = []
     for step in range(depth):
         state = head.unroll(features, torch.tensor([[*tokens[1:], *drafted]]), step + 1)[step][0, -1]
-        drafted.append(int(head.target.logits(state)[:VOCAB].argmax()))
+        drafted.append(int(ids[head.target.logits(state)[ids].argmax()]))
     return drafted
 
 
