@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from forerun.progress import NullProgress, Progress
 from forerun.text.chat import encode_prompt
 from forerun.train.card import model_card
 from forerun.train.chain import fused_chain, fused_works, plain_chain
-from forerun.train.data import Writer, load_answers, save_answers
+from forerun.train.data import Writer
 from forerun.train.encode import Encoder
 from forerun.train.figures import Asked, measure, rate_with_ids
 from forerun.train.generate import Answer
@@ -34,14 +34,30 @@ from forerun.train.start import Start, load_start
 from forerun.train.store import FeatureStore
 from forerun.train.target import Target, load_target
 from forerun.train.vocabulary import token_frequency, vocabulary_order
+from forerun.train.work import CHECKPOINT, check_recipe, keep_answers, kept_answers, make_folders
 from forerun.weights.find import find
-from forerun.weights.heads import WEIGHTS
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
-ANSWERS, SOURCES, CHECKPOINT, RECIPE = "answers.safetensors", "sources.json", "checkpoint.pt", "recipe.json"
 GENERATION_SHARE = 0.85  # of the time for data; reading the features takes the rest
 FEATURE_SHARE = 0.68  # of the GPU memory that nobody else uses
 CPU_FEATURE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What is left of a run's minutes."""
+
+    began: float  # by the monotonic clock
+    minutes: float | None  # for the whole run; None: as long as it takes
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.began
+
+    def left(self, share: float) -> float | None:
+        """Seconds until this share of the run is over."""
+        return None if self.minutes is None else share * 60 * self.minutes - self.spent
 
 
 def train_head(
@@ -63,19 +79,13 @@ def train_head(
 
     `began`: when the run's minutes began, by the monotonic clock; now, unless given.
     """
-    began = time.monotonic() if began is None else began
+    clock = Clock(time.monotonic() if began is None else began, settings.minutes)
     progress = progress or NullProgress()
     where = pick_device(device)
-    torch.manual_seed(settings.seed)
-    if where.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # products of bfloat16 values: nothing is lost
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape
-    if texts is not None and prompts:
-        raise ForerunError("--texts is for the built-in prompts: drop it, or drop --prompts")
-    if texts is not None:
-        folder_paragraphs(texts)  # what holds none is refused before a model is loaded for it
+    _set_up_torch(where, settings.seed)
+    _check_texts(texts, prompts)
     work = work or out.with_name(out.name + ".work")
-    _make_folders(out, work)
+    make_folders(out, work)
     folder = find(model, progress=progress)
     target = load_target(folder, where)
     start = load_start(target, settings, log)
@@ -83,77 +93,56 @@ def train_head(
     encoder, ends = Encoder(tokenizer), stop_token_ids(folder, tokenizer)
     questions = read_evaluation(evaluation)
     asked = _askable(questions, encoder, target.config.context - settings.evaluation_tokens, log)
-    log(f"loaded {folder.name} on {where}, {time.monotonic() - began:.0f} s")
-
-    def left(share: float) -> float | None:
-        """Seconds until this share of the run is over."""
-        return None if settings.minutes is None else began + share * 60 * settings.minutes - time.monotonic()
-
-    taps = default_taps(len(target.config.layers)) if settings.taps is None else settings.taps
-    if start is not None:
-        taps = start.taps
-    if any(not 0 <= tap < len(target.config.layers) for tap in taps):
-        raise ForerunError(f"the model has layers 0 to {len(target.config.layers) - 1}: tap among those")
-    width = settings.intermediate or (None if start is None else start.intermediate)
-    head = Head(target, taps, width, _attention(target, log))
-    if start is not None:
-        # Before any answer is written, so that a head that does not fit is refused at once.
-        start.put_into(head, settings.seed)
+    log(f"loaded {folder.name} on {where}, {clock.spent:.0f} s")
+    head = _new_head(target, start, settings, log)
     data = {
         "prompts": [str(path.absolute()) for path in prompts],
         "texts": None if texts is None else str(texts.absolute()),
         "evaluation": _digest(questions),  # the answers are kept apart from this one
     }
-    _check_recipe(work, {"model": model} | settings.recipe() | data)
-    answers, sources = _answers(
-        target, encoder, ends, settings, questions, work, prompts, texts, progress, log,
-        left(GENERATION_SHARE * settings.data_share), taps,
-    )  # fmt: skip
-    store = FeatureStore(target, taps, answers)
+    check_recipe(work, {"model": model} | settings.recipe() | data)
+    overlap = Overlap(text_of(question.prompt) for question in questions)
+    writer = Writer(target, encoder, ends, settings, overlap, progress, log)
+    limit = (settings.feature_bytes or _feature_bytes(where)) // FeatureStore.bytes_per_token(target, head.taps)
+    answers, sources = _answers(writer, work, prompts, texts, clock.left(GENERATION_SHARE * settings.data_share), limit)
+    store = FeatureStore(target, head.taps, answers)
     with progress.task("reading the answers", len(answers)) as task:
         store.fill(task.advance)
     scales = store.scales()
-    log(f"{len(store.tokens)} tokens read, {time.monotonic() - began:.0f} s; {scales}")
+    log(f"{len(store.tokens)} tokens read, {clock.spent:.0f} s; {scales}")
     if start is None:
         head.start(scales, settings.seed)
     # What the target nearly said counts as well: answers to prompts of few kinds lack many ordinary words.
     frequency = token_frequency(answers, target.config.vocab).to(where) + store.mass
     trainer = Trainer(head, store, frequency, settings, log)
-    seconds = left(1 - settings.evaluation_share)
-    if seconds is not None:
-        seconds = max(seconds, 1.0)
-    record = trainer.run(seconds, work / CHECKPOINT, progress, stop_after)
+    seconds = clock.left(1 - settings.evaluation_share)
+    record = trainer.run(None if seconds is None else max(seconds, 1.0), work / CHECKPOINT, progress, stop_after)
     trainer.keep_best()
     round_as_saved(head)  # the figures are those of what is saved
-    log(f"trained {record.steps} steps, {time.monotonic() - began:.0f} s")
-    del store, trainer
-    size, first = _draft_vocab(settings, start, target.config.vocab)
-    order = vocabulary_order(frequency, first)
-    report = measure(head, asked, ends, order, size, settings.evaluation_tokens, progress)
-    if start is not None and start.draft_vocab is not None and first is None:
-        old = vocabulary_order(frequency, start.draft_vocab)
-        rate = rate_with_ids(head, asked, ends, old, len(start.draft_vocab), settings.evaluation_tokens)
-        report["draft_vocab"]["tokens_per_round"]["as it started"] = rate
+    log(f"trained {record.steps} steps, {clock.spent:.0f} s")
+    del store, trainer  # evaluation needs their memory
+    report, draft_vocab = _measured(head, asked, ends, frequency, start, settings, progress)
     report |= _describe(settings, head, record, answers, sources, where)
     report["history"] = [] if start is None else start.history
-    size = report["draft_vocab"]["size"]
-    chosen = order[:size] if size < target.config.vocab else None
     card = model_card(folder.name.split(".")[0], report, bool(prompts))
-    save_head(out, head, chosen, report, card)
-    log(f"saved {out}, {time.monotonic() - began:.0f} s")
+    save_head(out, head, draft_vocab, report, card)
+    log(f"saved {out}, {clock.spent:.0f} s")
     return report
 
 
-def _make_folders(out: Path, work: Path) -> None:
-    """Where nothing can be written, or something else would be overwritten, is found out before a head is trained."""
-    for flag, folder in (("--out", out), ("--work", work)):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ForerunError(f"{flag} {folder}: {error.strerror}; name another folder") from error
-    held = [file.name for file in out.iterdir()]
-    if held and not any(name.startswith(WEIGHTS) for name in held):
-        raise ForerunError(f"--out {out} holds other files than a head's: name a new folder")
+def _set_up_torch(where: torch.device, seed: int) -> None:
+    torch.manual_seed(seed)
+    if where.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # products of bfloat16 values: nothing is lost
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape
+
+
+def _check_texts(texts: Path | None, prompts: Sequence[Path]) -> None:
+    """What cannot be used is refused before a model is loaded for it."""
+    if texts is not None and prompts:
+        raise ForerunError("--texts is for the built-in prompts: drop it, or drop --prompts")
+    if texts is not None:
+        folder_paragraphs(texts)
 
 
 def pick_device(name: str) -> torch.device:
@@ -181,6 +170,46 @@ def _attention(target: Target, log: Callable[[str], None]) -> Any:
     return fused_chain
 
 
+def _new_head(target: Target, start: Start | None, settings: Settings, log: Callable[[str], None]) -> Head:
+    """A head of the shape that is asked for; one to go on from is put into it.
+
+    That is done before any answer is written, so that a head that does not fit is refused at once.
+    """
+    layers = len(target.config.layers)
+    taps = default_taps(layers) if settings.taps is None else settings.taps
+    if start is not None:
+        taps = start.taps
+    if any(not 0 <= tap < layers for tap in taps):
+        raise ForerunError(f"the model has layers 0 to {layers - 1}: tap among those")
+    width = settings.intermediate or (None if start is None else start.intermediate)
+    head = Head(target, taps, width, _attention(target, log))
+    if start is not None:
+        start.put_into(head, settings.seed)
+    return head
+
+
+def _measured(
+    head: Head,
+    asked: Sequence[Asked],
+    ends: frozenset[int],
+    frequency: Tensor,
+    start: Start | None,
+    settings: Settings,
+    progress: Progress,
+) -> tuple[dict[str, Any], Tensor | None]:
+    """The figures, and the ids that the head may draft; None: all."""
+    vocab, tokens = head.config.vocab, settings.evaluation_tokens
+    size, first = _draft_vocab(settings, start, vocab)
+    order = vocabulary_order(frequency, first)
+    report = measure(head, asked, ends, order, size, tokens, progress)
+    if start is not None and start.draft_vocab is not None and first is None:
+        old = vocabulary_order(frequency, start.draft_vocab)
+        rate = rate_with_ids(head, asked, ends, old, len(start.draft_vocab), tokens)
+        report["draft_vocab"]["tokens_per_round"]["as it started"] = rate
+    size = report["draft_vocab"]["size"]
+    return report, order[:size] if size < vocab else None
+
+
 def _draft_vocab(settings: Settings, start: Start | None, vocab: int) -> tuple[int | None, Tensor | None]:
     """Size of the draft vocabulary and the ids that must be in it; None: decided from the data.
 
@@ -196,16 +225,6 @@ def _draft_vocab(settings: Settings, start: Start | None, vocab: int) -> tuple[i
 def _digest(questions: Sequence[Question]) -> str:
     """The same for the same prompts."""
     return hashlib.sha256(json.dumps([question.prompt for question in questions]).encode()).hexdigest()
-
-
-def _check_recipe(work: Path, chosen: dict[str, Any]) -> None:
-    """Refuses to go on with other settings or data than the run began with."""
-    recipe = json.dumps(chosen, sort_keys=True, indent=1)
-    file = work / RECIPE
-    begun = any(path.name != RECIPE for path in work.iterdir())  # a recipe alone protects nothing
-    if begun and file.is_file() and file.read_text(encoding="utf-8") != recipe:
-        raise ForerunError(f"{work} holds a run with other settings or data: delete it, or give another --work folder")
-    file.write_text(recipe, encoding="utf-8")
 
 
 def _askable(questions: Sequence[Question], encoder: Encoder, most: int, log: Callable[[str], None]) -> list[Asked]:
@@ -229,41 +248,28 @@ def _askable(questions: Sequence[Question], encoder: Encoder, most: int, log: Ca
 
 
 def _answers(
-    target: Target,
-    encoder: Encoder,
-    ends: frozenset[int],
-    settings: Settings,
-    questions: Sequence[Question],
+    writer: Writer,
     work: Path,
     prompts: Sequence[Path],
     texts: Path | None,
-    progress: Progress,
-    log: Callable[[str], None],
     seconds: float | None,
-    taps: tuple[int, ...],
+    token_limit: int,
 ) -> tuple[list[Answer], dict[str, int]]:
     """Answers of an earlier part of the run, or new ones."""
-    file = work / ANSWERS
-    if file.is_file():
-        answers = load_answers(file)
-        log(f"{len(answers)} answers found in {work}")
-        return answers, json.loads((work / SOURCES).read_text(encoding="utf-8"))
-    room = settings.feature_bytes or _feature_bytes(target.device)
-    limit = room // FeatureStore.bytes_per_token(target, taps)
-    writer = Writer(
-        target, encoder, ends, settings, Overlap(text_of(question.prompt) for question in questions), progress, log
-    )
+    kept = kept_answers(work)
+    if kept is not None:
+        writer.log(f"{len(kept[0])} answers found in {work}")
+        return kept
     if prompts:
-        writer.from_user(prompts, seconds, limit)
+        writer.from_user(prompts, seconds, token_limit)
     else:
-        writer.built_in(texts, seconds, limit)
+        writer.built_in(texts, seconds, token_limit)
     if len(writer.answers) < 2:
         raise ForerunError("the model wrote no usable answers in the time given: give it more minutes or other prompts")
-    if target.device.type == "cuda":
+    if writer.target.device.type == "cuda":
         torch.cuda.empty_cache()
     sources = dict(writer.sources)
-    (work / SOURCES).write_text(json.dumps(sources), encoding="utf-8")
-    save_answers(file, writer.answers)
+    keep_answers(work, writer.answers, sources)
     return writer.answers, sources
 
 

@@ -5,7 +5,7 @@ Decoding for users runs elsewhere and row by row with fixed bits; here only thro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import ForerunError
+from forerun.kernels.matrix import Rounded
 from forerun.models.families import TRAINABLE, read_config
 from forerun.models.layers.config import AttentionConfig, DenseConfig
-from forerun.models.layers.decoder import has_own_output
+from forerun.models.layers.decoder import has_own_output, unused
 from forerun.models.layers.rope import Rope
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 
@@ -56,20 +57,24 @@ class Target:
         self.config = read_config(checkpoint.reader)
         mixer, feed_forward = self.config.layers[0].mixer, self.config.layers[0].feed_forward
         assert isinstance(mixer, AttentionConfig) and isinstance(feed_forward, DenseConfig)
-        self.attention, self.feed_forward = mixer, feed_forward  # of all layers
+        self.attention, self.feed_forward = mixer, feed_forward  # of all layers, but for the window
+        self.windows = [spec.window for spec in self.config.attention]  # of each layer; 0: it sees everything before
         self.device, self.dtype = device, dtype
         hidden, vocab = self.config.hidden, self.config.vocab
         self.rope = Rope(self.attention.rope, device)
         self.embedding = self._take("model.embed_tokens.weight", (vocab, hidden))
         tied = self.config.tied and not has_own_output(checkpoint, checkpoint.raw("model.embed_tokens.weight"))
+        self.config = replace(self.config, tied=tied)
         self.output = self.embedding if tied else self._take("lm_head.weight", (vocab, hidden))
         # Rows and matrix hold bfloat16 values; the products are kept in float32, or ties would decide tokens.
         self.output_wide = self.output.float()
         self.norm = self._take("model.norm.weight", (hidden,))
         self.blocks = [self._block(index) for index in range(len(self.config.layers))]
+        checkpoint.finish(lambda name: unused(name, self.config))
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self.checkpoint.take(name, shape).to(self.device, self.dtype)
+        weight = self.checkpoint.weight(name, shape).to(self.device, self.dtype)
+        return weight.tensor() if isinstance(weight, Rounded) else weight
 
     def _block(self, index: int) -> Block:
         shapes = self.layer_shapes(self.feed_forward.inner)
@@ -128,24 +133,29 @@ class Target:
     ) -> tuple[Tensor, list[Tensor]]:
         """Whole sequences [rows, length], right-padded. Post-norm hidden states and the inputs of the tapped layers.
 
-        Padding lies after every real token, so a causal mask alone hides it.
+        Inputs come in the order of `taps`. Padding lies after every real token, and no row sees a later one.
         """
         rows, length = tokens.shape
-        cos, sin = self._angles(torch.arange(length, device=self.device), length)
+        positions = torch.arange(length, device=self.device)
+        cos, sin = self._angles(positions, length)
+        # The kernel for plain causal attention is the fastest, so that a mask is made only where a window cuts.
+        masks = {window: self._mask(positions, length, window) for window in set(self.windows) if 0 < window < length}
         x = self.embedding[tokens]
-        tapped = []
-        for index, block in enumerate(self.blocks):
+        tapped: dict[int, Tensor] = {}
+        for index, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
             if index in taps:
-                tapped.append(x)
+                tapped[index] = x
             query, key, value = self._project(x, block, cos, sin)
             if cache is not None:
                 cache.keys[index][:, :, :length] = key
                 cache.values[index][:, :, :length] = value
             shared = self.config.layout.heads // self.config.layout.kv_heads
             key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
-            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            mask = masks.get(window)
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
             x = self._rest(x, mixed.transpose(1, 2).reshape(rows, length, -1), block)
-        return F.rms_norm(x, (self.config.hidden,), self.norm, self.config.eps), tapped
+        hidden = F.rms_norm(x, (self.config.hidden,), self.norm, self.config.eps)
+        return hidden, [tapped[tap] for tap in taps]
 
     def step(self, tokens: Tensor, positions: Tensor, cache: StaticCache, length: int) -> Tensor:
         """One token per row [rows] at its own position; all positions lie below `length`. Logits [rows, vocabulary]."""
@@ -154,19 +164,24 @@ class Target:
         each = torch.arange(rows, device=self.device)
         cos, sin = self._angles(positions[:, None], length)
         x = self.embedding[tokens][:, None]
-        columns = torch.arange(length, device=self.device)
-        mask = torch.zeros(rows, 1, 1, length, device=self.device, dtype=self.dtype)
-        mask.masked_fill_((columns[None] > positions[:, None])[:, None, None], float("-inf"))
-        for index, block in enumerate(self.blocks):
+        masks = {window: self._mask(positions, length, window)[:, None, None] for window in set(self.windows)}
+        for index, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
             query, key, value = self._project(x, block, cos[:, None], sin[:, None])
             keys, values = cache.keys[index], cache.values[index]
             keys[each, :, positions] = key[:, :, 0]
             values[each, :, positions] = value[:, :, 0]
             # Queries that share keys stand in the place of positions: no copies of keys, and one mask for all.
             grouped = query.reshape(rows, layout.kv_heads, -1, layout.size)
-            mixed = F.scaled_dot_product_attention(grouped, keys[:, :, :length], values[:, :, :length], attn_mask=mask)
+            keys, values = keys[:, :, :length], values[:, :, :length]
+            mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=masks[window])
             x = self._rest(x, mixed.reshape(rows, 1, -1), block)
         return self.logits(F.rms_norm(x[:, 0], (self.config.hidden,), self.norm, self.config.eps))
+
+    def _mask(self, positions: Tensor, length: int, window: int) -> Tensor:
+        """What hides from each position those of the first `length` keys that it does not see: [positions, length]."""
+        back = positions[:, None] - torch.arange(length, device=self.device)  # how far before the position a key is
+        unseen = (back < 0) | (back >= window) if window else back < 0
+        return torch.zeros(unseen.shape, device=self.device, dtype=self.dtype).masked_fill_(unseen, float("-inf"))
 
     def _angles(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
         cos, sin = self.rope.at(positions, highest)
