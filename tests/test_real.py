@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,3 +208,28 @@ def test_the_docstrings_tell_the_truth(int8: LanguageModel) -> None:
 
     results = doctest.testmod(forerun, extraglobs={"model": int8, "forerun": forerun})
     assert results.attempted >= 5 and results.failed == 0
+
+
+def test_threads_that_have_answered_keep_no_workers(int8: LanguageModel) -> None:
+    """Those of a thread that does nothing any more would make everybody else's rounds take twice as long."""
+    tasks = Path("/proc/self/task")
+    if not tasks.exists() or torch.get_num_threads() == 1:
+        pytest.skip("one thread computes, or the system does not list them")
+    answer = forerun.generate(int8, "Name a river.", max_tokens=4, draft="off").tokens
+    before, done, end = len(list(tasks.iterdir())), threading.Event(), threading.Event()
+    answers: list[list[int]] = []
+
+    def ask() -> None:
+        answers.append(forerun.generate(int8, "Name a river.", max_tokens=4, draft="off").tokens)
+        done.set()
+        end.wait()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    done.wait()
+    last = time.monotonic() + 5
+    while len(list(tasks.iterdir())) > before + 1 and time.monotonic() < last:
+        time.sleep(0.01)
+    assert len(list(tasks.iterdir())) == before + 1 and answers == [answer]
+    end.set()
+    thread.join()

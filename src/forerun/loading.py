@@ -34,6 +34,7 @@ from forerun.models.families import build
 from forerun.models.gemma4_assistant import POSITIONS
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
+from forerun.openmp import release_workers
 from forerun.options import whole_number
 from forerun.policy.cost_file import CostFile, machine_facts
 from forerun.policy.costs import CostTable
@@ -118,6 +119,7 @@ def load_model(
         costs=costs,
         executor=None if target is None else device_executor(target, drafters, vocab, costs),
     )
+    release_workers()  # answers may be made on another thread
     return LanguageModel(
         engine=engine,
         tokenizer=tokenizer,

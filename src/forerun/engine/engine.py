@@ -63,8 +63,8 @@ class Engine:
         self.costs, self.priors = costs or CostTable(), Priors()  # learned about this machine and earlier requests
         self.executor = executor or HostExecutor(model, self.drafters, self.costs, not pool.on_device)
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
-        self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
-        self.owner, self.low_acceptance = Ownership(pool.device), LowAcceptance()
+        scheduler = self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
+        self.owner, self.low_acceptance = Ownership(pool.device, lambda: scheduler.idle), LowAcceptance()
         self.warm = False  # see `engine/warmup.py`
         self._ticket: Ticket | None = None  # the round under way
         self._repeats = 0  # rounds since the sequences or the way to run them changed

@@ -11,6 +11,8 @@ from types import TracebackType
 
 import torch
 
+from forerun.openmp import release_workers
+
 log = logging.getLogger("forerun")
 
 
@@ -21,8 +23,10 @@ class Ownership:
     when somebody next comes in from outside.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, idle: Callable[[], bool] = lambda: False) -> None:
+        """`idle`: is there nothing to do inside?"""
+        self._device, self._idle = device, idle
+        self._outside: deque[None] = deque()  # one for each thread that waits to come in
         self._lock = threading.RLock()
         self._depth = 0
         self._inside = ExitStack()  # what the owner's thread needs around its work
@@ -33,7 +37,11 @@ class Ownership:
         self._commands.append(command)
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self._outside.append(None)
+        try:
+            self._lock.acquire()
+        finally:
+            self._outside.pop()
         self._depth += 1
         if self._depth == 1:
             try:
@@ -52,6 +60,8 @@ class Ownership:
         try:
             if self._depth == 0:
                 self._inside.close()
+                if self._device.type == "cpu" and (self._outside or self._idle()):
+                    release_workers()  # the next one to compute may be another thread
         finally:
             self._lock.release()
 

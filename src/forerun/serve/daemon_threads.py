@@ -14,6 +14,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from forerun.openmp import release_workers
+
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 Task = tuple["Future[Any]", Callable[[], Any]]
@@ -69,3 +71,4 @@ class DaemonThreads(Executor):
                 except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
                     future.set_exception(error)
             del task, future, work  # nothing is held while nothing is done
+            release_workers()

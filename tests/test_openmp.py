@@ -1,0 +1,102 @@
+"""Worker threads of torch's: kept from round to round, given back when another thread may be the next to compute."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from forerun.engine.ownership import Ownership
+from forerun.openmp import release_workers
+from forerun.serve.daemon_threads import DaemonThreads
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems' torch has another OpenMP")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """Whatever the suite runs with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    release_workers()
+    yield
+    release_workers()
+    torch.set_num_threads(before)
+
+
+def compute() -> None:
+    torch.set_num_threads(2)  # of the thread that calls it
+    torch.ones(1 << 20).exp_()
+
+
+def threads() -> int:
+    """Of the process."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def becomes(expected: int) -> bool:
+    """A thread that ends takes a moment to be gone."""
+    end = time.monotonic() + 5
+    while threads() != expected and time.monotonic() < end:
+        time.sleep(0.001)
+    return threads() == expected
+
+
+def test_workers_go_and_come_again() -> None:
+    before = threads()
+    for _ in range(2):
+        compute()
+        assert threads() == before + 1
+        release_workers()
+        assert becomes(before)
+    release_workers()  # nobody is left
+
+
+def test_an_owner_keeps_them_between_rounds_and_not_when_it_is_idle() -> None:
+    before, idle = threads(), False
+    owner = Ownership(CPU, lambda: idle)
+    with owner:
+        compute()
+    assert threads() == before + 1
+    idle = True
+    with owner, owner:
+        compute()
+    assert becomes(before)
+
+
+def test_who_lets_another_thread_in_gives_them_back() -> None:
+    before, owner, computed, end = threads(), Ownership(CPU), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with owner:
+            compute()
+        computed.set()
+        end.wait()
+
+    with owner:
+        compute()
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        while not owner._outside:
+            time.sleep(0.001)
+    computed.wait()
+    assert becomes(before + 2)  # the other thread and its worker
+    end.set()
+    thread.join()
+    assert becomes(before)
+
+
+def test_threads_that_live_on_keep_none() -> None:
+    before, pool = threads(), DaemonThreads(1, "test")
+    try:
+        for _ in range(2):
+            pool.submit(compute).result()
+            assert becomes(before + 1)
+    finally:
+        pool.shutdown()
