@@ -56,76 +56,35 @@ def test_what_is_left(tmp_path: Path, files: dict[str, str], expected: int) -> N
     assert available_memory(machine(tmp_path, files)) == expected
 
 
-HELD = """
+HOLES = """
 import ctypes
-from forerun.memory import LARGE, return_large_blocks
-
-class Numbers(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena parts small mapped rest1 rest2 rest3 used free top".split()]
-
-libc = ctypes.CDLL(None)
-libc.mallinfo2.restype, libc.malloc.restype, libc.free.argtypes = Numbers, ctypes.c_void_p, [ctypes.c_void_p]
-told = {told} and return_large_blocks()
-libc.free(libc.malloc(3 * LARGE))  # from now on it would keep blocks of that size
-before = libc.mallinfo2().mapped
-block = libc.malloc(2 * LARGE)
-print(told, libc.mallinfo2().mapped - before)
-"""
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the GNU C library's own numbers"
-)
-@pytest.mark.parametrize("told", [False, True])
-def test_large_blocks_go_back_at_once(told: bool) -> None:
-    """Mapped one by one, not cut out of what the process keeps. It is a setting of the whole process."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", HELD.replace("{told}", str(told))]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert found.stdout.split() == [str(told), str(int(told))]
-
-
-TOUCHED = """
-import ctypes, resource, threading
-from forerun.memory import LARGE, return_large_blocks
+from pathlib import Path
+from forerun.memory import return_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-assert return_large_blocks()
 
-def rounds(count):
-    for _ in range(count):
-        block = libc.malloc(1 << 20)
-        libc.memset(block, 1, 1 << 20)
-        libc.free(block)
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-def work():
-    rounds(3)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    rounds(100)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
+libc.free(libc.malloc(24 << 20))  # from now on blocks are cut out of what the process keeps
+blocks = [libc.malloc(4 << 20) for _ in range(16)]
+for block in blocks:
+    libc.memset(block, 1, 4 << 20)
+for block in blocks[::2]:
+    libc.free(block)
+before = held()
+{call}
+print(before - held())
 """
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the GNU C library's own numbers"
-)
-def test_smaller_blocks_stay() -> None:
-    """An engine's thread takes and frees a megabyte in every layer: its pages are not to go back each time."""
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="GNU's C library")
+@pytest.mark.parametrize("call", ["", "return_freed_memory()"])
+def test_freed_memory_goes_back_from_between_what_is_in_use(call: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", TOUCHED]
+    command = [sys.executable, "-c", HOLES.replace("{call}", call)]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert int(found.stdout) < 100 * 16  # a block has 256 pages
-
-
-def test_machines_that_do_not_say(tmp_path: Path) -> None:
-    assert available_memory(tmp_path) is None
-
-
-def test_this_machine_has_some() -> None:
-    assert available_memory() is None or available_memory() > 0  # type: ignore[operator]
+    returned = int(found.stdout) >> 20
+    assert returned >= 24 if call else returned < 8

@@ -12,20 +12,16 @@ from pathlib import Path
 VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h of the GNU C library numbers them
-LARGE = 8 << 20  # bytes: logits of batches are larger, what one sequence needs from layer to layer is smaller
 
+def return_freed_memory() -> None:
+    """Give the system back what was freed, out of the middle of what the GNU C library keeps too.
 
-def return_large_blocks() -> bool:
-    """Let freed blocks of `LARGE` bytes and more go back to the system at once; False where nobody can be told.
-
-    The GNU C library learns to keep blocks of up to 32 MiB for the next request. Logits of batches have another size
-    in every round: among blocks that are in use they leave holes, and a server that runs for hours grows by these.
-    Told one size it learns none, so it is told as well to keep twice as much at the end of its memory, as it does of
-    itself: else smaller blocks would go back and come again in every layer.
+    Logits of batches have another size in every round: among blocks that are in use they leave holes, and a server that
+    runs for hours grows by these. It takes some milliseconds, and pages that are wanted again some more.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    return mallopt is not None and mallopt(M_MMAP_THRESHOLD, LARGE) == 1 and mallopt(M_TRIM_THRESHOLD, 2 * LARGE) == 1
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

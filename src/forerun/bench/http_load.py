@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -129,17 +128,15 @@ async def ask(server: Address, job: Job, arm: str) -> Answer:
     """One answer, timed at this end."""
     began = last = time.perf_counter()
     text, times, tokens = [], list[float](), 0
-    async with aclosing(server.stream(CHAT, job.body(arm))) as events:
-        async for event in events:
-            for choice in event["choices"]:
-                piece = choice["delta"].get("reasoning_content") or choice["delta"].get("content")
-                if piece:
-                    now = time.perf_counter()
-                    times.append(now - last)
-                    last = now
-                    text.append(piece)
-            if event.get("usage"):
-                tokens = event["usage"]["completion_tokens"]
+    for now, event in await server.timed(CHAT, job.body(arm)):
+        for choice in event["choices"]:
+            piece = choice["delta"].get("reasoning_content") or choice["delta"].get("content")
+            if piece:
+                times.append(now - last)
+                last = now
+                text.append(piece)
+        if event.get("usage"):
+            tokens = event["usage"]["completion_tokens"]
     ended = time.perf_counter() - began
     return Answer("".join(text), tokens, times[0] if times else ended, times[1:], ended)
 

@@ -15,6 +15,7 @@ from forerun.engine.sequence import Emission, Status
 from forerun.engine.sequence import Sequence as Running
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
+from forerun.memory import return_freed_memory
 from forerun.sample.constraint import ConstraintStuck
 from forerun.sample.row import RowError
 from forerun.serve.engine_client import Ended, Work
@@ -23,6 +24,7 @@ from forerun.serve.local_answer import LocalAnswer
 from forerun.serve.tally import Bin, Tally, Times
 
 log = logging.getLogger("forerun")
+TIDY = 10.0  # seconds of rounds between two times that freed memory goes back
 HandOver = tuple[LocalAnswer, Sequence[Emission], Ended | Exception | None]
 
 
@@ -47,6 +49,7 @@ class EngineRoom:
         self.model, self.engine, self.tally, self._forget = model, model.engine, tally, forget
         self.lives: dict[int, Live] = {}  # by sequence
         self.blocked = False  # does anybody wait for room?
+        self._tidied = time.perf_counter()
 
     def submit(self, lives: Sequence[Live]) -> None:
         """All choices of a request, or none."""
@@ -96,6 +99,9 @@ class EngineRoom:
         self.blocked = bool(self.engine.scheduler.waiting)
         self.tally.round(round)
         self._hand_over(batch)
+        if now - self._tidied > TIDY:
+            return_freed_memory()
+            self._tidied = time.perf_counter()
 
     def _begin(self, live: Live, sequence: Running, round: Bin) -> None:
         """How far its prompt has been read."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 
-from forerun.memory import return_large_blocks
 from forerun.serve.connection import Connection
 from forerun.serve.settings import ServeSettings
 from forerun.serve.settings_check import check_settings
@@ -127,7 +126,6 @@ def model_names(model: str, settings: ServeSettings) -> tuple[str, tuple[str, ..
 def run_server(load: Callable[[], LanguageModel], settings: ServeSettings, model: str = "forerun") -> None:
     """Serve what `load` gives; `model` is what the user calls it. Returns when a signal has ended it."""
     check_settings(settings)
-    return_large_blocks()
     asyncio.run(_run(load, settings, model))
 
 
