@@ -31,6 +31,7 @@ class FakeServer:
         self.lies = False  # does drafting change the text?
         self.status = 200
         self.error: dict[str, Any] | None = None
+        self.pause = 0.0  # seconds in the middle of the answer
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -46,6 +47,8 @@ class FakeServer:
         answer = self.events(body) if self.status == 200 else b'{"error": {"message": "No."}}'
         for start in range(0, len(answer), 37):
             part = answer[start : start + 37]
+            if start <= answer.find(b"it ") < start + 37:
+                await asyncio.sleep(self.pause)
             writer.write(b"%x\r\n" % len(part) + part + b"\r\n")
         writer.write(b"0\r\n\r\n")
         self.now -= 1
@@ -98,6 +101,15 @@ def test_an_answer_is_timed_and_put_together(server: tuple[FakeServer, str]) -> 
     assert body["speculative"] == "off" and body["max_completion_tokens"] == 8 and body["seed"] == 1
     assert fake.heads[0].startswith("POST /v1/chat/completions HTTP/1.1\r\n")
     assert "Authorization: Bearer key\r\n" in fake.heads[0]
+
+
+def test_times_are_those_of_the_pieces(server: tuple[FakeServer, str]) -> None:
+    """Of their arrival, although they are read at the end."""
+    fake, url = server
+    fake.pause = 0.2
+    answer = asyncio.run(ask(Address.of(url), JOB, "off"))
+    assert answer.text == "so it is." and answer.first < 0.15
+    assert answer.gaps[0] > 0.15 and max(answer.gaps[1:]) < 0.15 and sum(answer.gaps) <= answer.seconds
 
 
 def test_errors_are_one_line(server: tuple[FakeServer, str]) -> None:

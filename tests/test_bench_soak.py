@@ -8,9 +8,10 @@ from typing import Any
 from tiny import tiny_model
 
 import forerun
+from forerun.bench.compared_server import run_engine
 from forerun.bench.http_load import Answer, Job, LoadCell
 from forerun.bench.soak_requests import KINDS, _Streamed, _whole, make_requests
-from forerun.bench.suites.http import report_line, result, run_engine
+from forerun.bench.suites.http import report_line, result
 from forerun.bench.suites.soak import growth_after, is_idle
 
 

@@ -31,9 +31,10 @@ class ChildServer:
         self.url = f"http://127.0.0.1:{port}"
         self._command = [sys.executable, "-c", PROGRAM, "serve", model, "--port", str(port), "--quiet"]
         self._command += ["--log-level", "warning", *flags]
+        self._pipes: int | None = None
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._command)
+        self._process = subprocess.Popen(self._command, stdin=self._pipes, stdout=self._pipes)
         try:
             asyncio.run(self._ready())
         except BaseException:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from forerun.serve.errors import ApiError
 
@@ -63,6 +63,10 @@ class Stream(EventSourceResponse):
             await super().__call__(scope, receive, send)
         finally:
             await shielded(self._close())
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Without one, for which the library sets up a scope around every event: `Connection` watches late readers."""
+        await send(message)
 
 
 class Peeked(Generic[Item]):

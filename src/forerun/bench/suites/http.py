@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import forerun
-from forerun.bench.child_server import ChildServer
-from forerun.bench.http_client import Address
+from forerun.bench.compared_server import ComparedServer
 from forerun.bench.http_load import (
     ARMS,
     Job,
@@ -26,8 +24,6 @@ from forerun.bench.http_load import (
 )
 from forerun.bench.statistics import Interval, median
 from forerun.bench.workloads import load_workloads
-from forerun.engine.sequence import Status
-from forerun.language_model import Generation, LanguageModel
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -40,20 +36,19 @@ def add_options(parser: ArgumentParser) -> None:
 def measure(options: Namespace) -> dict[str, Any]:
     """Engine and server in turns, arm by arm. `overhead` is the share of the engine's own rate that serving takes."""
     numbers = parse_clients(options.clients)
-    model = forerun.load(options.model)
     cells: list[LoadCell] = []
     results: list[dict[str, Any]] = []
-    with ChildServer(options.model) as server:
+    with ComparedServer(options.model) as server:
         for clients in numbers:
             jobs = make_jobs(load_workloads(), 0.0, clients, full=False)
             row = {arm: LoadCell(clients, arm, 0.0) for arm in ARMS}
             alone: dict[str, list[float]] = defaultdict(list)
             beside: dict[str, list[float]] = defaultdict(list)
             texts: dict[str, str] = {}
-            warm_up(model, server.address, jobs[0])
+            warm_up(server, jobs[0])
             for turn in range(options.turns):
                 for arm in ARMS if turn % 2 == 0 else reversed(ARMS):
-                    rate, said = run_engine(model, jobs, clients, arm)
+                    rate, said = server.engine_turn(jobs, clients, arm)
                     alone[arm].append(rate)
                     texts |= said
                     beside[arm].append(run_server(server, jobs, clients, row[arm]))
@@ -67,14 +62,14 @@ def measure(options: Namespace) -> dict[str, Any]:
     return {"overhead": results, "served": to_data(cells)}
 
 
-def warm_up(model: LanguageModel, server: Address, job: Job) -> None:
-    """Everybody once, unmeasured."""
+def warm_up(server: ComparedServer, job: Job) -> None:
+    """Both once, unmeasured."""
     for arm in ARMS:
-        run_engine(model, [job], 1, arm)
-        asyncio.run(ask(server, job, arm))
+        server.engine_turn([job], 1, arm)
+        asyncio.run(ask(server.address, job, arm))
 
 
-def run_server(server: ChildServer, jobs: Sequence[Job], clients: int, cell: LoadCell) -> float:
+def run_server(server: ComparedServer, jobs: Sequence[Job], clients: int, cell: LoadCell) -> float:
     """One turn through HTTP. Gives the share of a core that the event loop and the clients took beside the engine."""
     before = server.loop_seconds() + time.process_time()
     answers, seconds = asyncio.run(closed_loop(jobs, clients, partial(ask, server.address, arm=cell.arm)))
@@ -82,30 +77,6 @@ def run_server(server: ChildServer, jobs: Sequence[Job], clients: int, cell: Loa
     cell.rates.append(sum(answer.tokens for _, answer in answers) / seconds)
     cell.answers += answers
     return taken / seconds
-
-
-def run_engine(model: LanguageModel, jobs: Sequence[Job], clients: int, arm: str) -> tuple[float, dict[str, str]]:
-    """One turn of the same closed loop without a server: tokens per second, and the texts."""
-    waiting, tokens, texts = list(reversed(jobs)), 0, dict[str, str]()
-    running: list[tuple[str, Generation]] = []
-    began = time.perf_counter()
-    while waiting or running:
-        while waiting and len(running) < clients:
-            job = waiting.pop()
-            running.append((job.id, start(model, job, arm)))
-        with model.engine.owner:
-            model.engine.step()
-        for name, generation in [entry for entry in running if entry[1].sequence.status is Status.FINISHED]:
-            running.remove((name, generation))
-            with generation:
-                texts[name] = "".join(chunk.text for chunk in generation)
-                tokens += len(generation.sequence.answer)
-    return tokens / (time.perf_counter() - began), texts
-
-
-def start(model: LanguageModel, job: Job, arm: str) -> Generation:
-    """A request as the server would make it."""
-    return model.start(job.messages, max_tokens=job.max_tokens, temperature=job.temperature, seed=job.seed, draft=arm)
 
 
 def result(cell: LoadCell, alone: Sequence[float], beside: Sequence[float], same: bool) -> dict[str, Any]:
