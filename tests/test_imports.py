@@ -24,7 +24,7 @@ LAYERS = (
         "models",
     ),
     *("sample", "options", "draft", "policy", "engine", "response", "media", "language_model", "loading"),
-    *("memory_plan", "inspection", "conversion", "forerun", "train", "bench", "serve", "cli"),
+    *("memory_plan", "inspection", "conversion", "forerun", "train", "serve", "bench", "cli"),
 )
 
 
