@@ -1,4 +1,4 @@
-"""Free memory of the host: cached files are free, and a container's limit counts."""
+"""Free memory of the host and its processors: cached files are free, and a container's limits count."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.cgroups import processors
 from forerun.memory import available_memory
 
 MEMINFO = "MemTotal:       8000 kB\nMemFree:         100 kB\nMemAvailable:   5000 kB\nInactive(file):    7 kB\n"
@@ -33,7 +34,7 @@ def group(folder: str, limit: str, used: int, inactive: int, version: int = 2) -
     }
 
 
-V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
+V2, V1, CPU = "sys/fs/cgroup", "sys/fs/cgroup/memory", "sys/fs/cgroup/cpu"
 INSIDE = {"proc/self/cgroup": "0::/a/b\n"}
 OLD = {"proc/self/cgroup": "4:cpu,cpuacct:/x\n3:memory:/docker/1\n0::/\n"}
 
@@ -54,6 +55,23 @@ OLD = {"proc/self/cgroup": "4:cpu,cpuacct:/x\n3:memory:/docker/1\n0::/\n"}
 )
 def test_what_is_left(tmp_path: Path, files: dict[str, str], expected: int) -> None:
     assert available_memory(machine(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        (INSIDE, None),
+        (INSIDE | {f"{V2}/a/b/cpu.max": "max 100000\n"}, None),
+        (INSIDE | {f"{V2}/a/b/cpu.max": "250000 100000\n"}, 2.5),
+        (INSIDE | {f"{V2}/a/b/cpu.max": "max 100000\n", f"{V2}/a/cpu.max": "50000 100000\n"}, 0.5),
+        (INSIDE | {f"{V2}/cpu.max": "400000 200000\n"}, 2.0),
+        (OLD | {f"{CPU}/x/cpu.cfs_quota_us": "-1\n", f"{CPU}/x/cpu.cfs_period_us": "100000\n"}, None),
+        (OLD | {f"{CPU}/cpu.cfs_quota_us": "300000\n", f"{CPU}/cpu.cfs_period_us": "100000\n"}, 3.0),
+    ],
+)
+def test_processors_of_a_container(tmp_path: Path, files: dict[str, str], expected: float | None) -> None:
+    assert processors(machine(tmp_path, files)) == expected
 
 
 HOLES = """

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from forerun.cache.pages import PagePool
+from forerun.cgroups import processors
 from forerun.device import CACHE_SHARE, Machine, free_memory, out_of_memory, plan_machine, running_memory
 from forerun.draft.arms import MAX_DEPTH, MTP
 from forerun.draft.assistant_loading import find_assistant
@@ -34,7 +35,7 @@ from forerun.models.families import build
 from forerun.models.gemma4_assistant import POSITIONS
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
-from forerun.openmp import release_workers
+from forerun.openmp import limit_workers, release_workers
 from forerun.options import whole_number
 from forerun.policy.cost_file import CostFile, machine_facts
 from forerun.policy.costs import CostTable
@@ -76,6 +77,8 @@ def load_model(
     if assistant_position not in POSITIONS:
         raise ForerunError(f"the assistant's position must be {' or '.join(POSITIONS)}, not {assistant_position!r}")
     machine = plan_machine(device, dtype, quantize)
+    if machine.device.type == "cpu":
+        limit_workers(processors())
     folder = find(model, progress=progress)
     with ThreadPoolExecutor(1) as beside:  # importing transformers takes as long as packing and probing
         reading = beside.submit(load_tokenizer, folder)

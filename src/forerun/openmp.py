@@ -1,8 +1,9 @@
-"""torch's worker threads on a CPU, which GNU's OpenMP keeps for every thread that ever computed something."""
+"""torch's worker threads on a CPU: how many, and when they go."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -13,11 +14,25 @@ import torch
 SOFT = 1  # omp_pause_soft
 
 
+def limit_workers(allowed: float | None) -> None:
+    """No more threads than processors that a container may keep busy, unless the user says how many.
+
+    They wait for each other in every operation, and where they are stopped to keep to the limit, all of them wait.
+    """
+    if allowed is None or "OMP_NUM_THREADS" in os.environ:
+        return
+    import numba
+
+    most = max(1, int(allowed))
+    torch.set_num_threads(min(most, torch.get_num_threads()))
+    numba.config.NUMBA_NUM_THREADS = min(most, numba.config.NUMBA_NUM_THREADS)  # in force until its threads begin
+
+
 def release_workers() -> None:
     """Let the worker threads of the calling one go; its next computation makes new ones, in a tenth of a millisecond.
 
-    Once there are more of them than cores, counting those of threads that compute nothing any more, GNU's OpenMP puts
-    a worker to sleep between any two operations. A pass is hundreds of operations, and takes twice as long then.
+    GNU's OpenMP keeps some for every thread that ever computed something. Once they outnumber the cores it puts them to
+    sleep between any two operations. A pass is hundreds of operations, and takes twice as long then.
     """
     pause = _pause()
     if pause is not None:
