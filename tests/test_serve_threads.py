@@ -32,7 +32,7 @@ def prompt_threads() -> set[threading.Thread]:
 def test_threads_are_gone_when_the_server_has_ended() -> None:
     before, tokenizer = prompt_threads(), seeing_tokenizer()
     with live(app_for(FakeEngine(tokenizer=tokenizer), media=FakeReader(tokenizer))) as address:
-        assert prompt_threads() == before, "nobody needs one yet"
+        assert prompt_threads() <= before, "nobody needs one yet"
         assert call(address, "/v1/chat/completions", ASKED).status == 200
         assert len(prompt_threads() - before) >= 2, "one for texts, one for media"
     until(lambda: prompt_threads() <= before)

@@ -31,6 +31,7 @@ from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
 from forerun.media.loading import media_reader, media_weights
+from forerun.memory import return_freed_memory
 from forerun.models.families import build
 from forerun.models.gemma4_assistant import POSITIONS
 from forerun.models.layers.decoder import Decoder
@@ -123,6 +124,7 @@ def load_model(
         executor=None if target is None else device_executor(target, drafters, vocab, costs),
     )
     release_workers()  # answers may be made on another thread
+    return_freed_memory()
     return LanguageModel(
         engine=engine,
         tokenizer=tokenizer,

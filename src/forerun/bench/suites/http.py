@@ -24,6 +24,7 @@ from forerun.bench.http_load import (
 )
 from forerun.bench.statistics import Interval, median
 from forerun.bench.workloads import load_workloads
+from forerun.weights.find import find
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -36,6 +37,7 @@ def add_options(parser: ArgumentParser) -> None:
 def measure(options: Namespace) -> dict[str, Any]:
     """Engine and server in turns, arm by arm. `overhead` is the share of the engine's own rate that serving takes."""
     numbers = parse_clients(options.clients)
+    find(options.model)
     cells: list[LoadCell] = []
     results: list[dict[str, Any]] = []
     with ComparedServer(options.model) as server:
