@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from forerun.train.agreement import LEAST, agreement
+from forerun.train.loop import Trainer
 from forerun.train.loss import Aim, Support, Teacher, draft_loss, draw_support, teacher
 from forerun.train.settings import Settings
 
@@ -100,7 +101,20 @@ def test_following_the_gradient_makes_choices_equal() -> None:
     assert float((shares(rows.detach()) - shares(start)).min()) > 0.1
 
 
-def test_a_trained_head_is_trained_for_equal_choices_and_a_new_one_is_not() -> None:
-    assert Settings().aim == (0.2, 0.0)
-    assert Settings(start_from="head").aim == (0.0, 6.0)
-    assert Settings(start_from="head", hard=0.1, agree=0.0).aim == (0.1, 0.0)
+def test_a_trained_head_is_trained_for_equal_choices_and_a_new_one_from_some_point_on() -> None:
+    fresh, trained = Settings(), Settings(start_from="head")
+    assert fresh.aim(0.0) == fresh.aim(0.59) == (0.2, 0.0)
+    assert fresh.aim(0.6) == fresh.aim(1.0) == (0.0, 6.0)
+    assert trained.aim(0.0) == trained.aim(1.0) == (0.0, 6.0)
+    assert Settings(start_from="head", hard=0.1, agree=0.0).aim(0.5) == (0.1, 0.0)
+    assert Settings(agree_from=0.0).aim(0.0) == (0.0, 6.0)
+
+
+def test_the_loop_follows_what_a_run_is_trained_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = object.__new__(Trainer)
+    trainer.settings = Settings()
+    seen: list[Aim] = []
+    monkeypatch.setattr(Trainer, "_drafted", lambda _self, _batch, _support, aim, _missed: (seen.append(aim), []))
+    for fraction in (0.0, 0.9):
+        trainer.loss(None, None, fraction)  # type: ignore[arg-type]
+    assert seen == [Aim(0.2, 0.0, (0.3, 0.8)), Aim(0.0, 6.0, (0.3, 0.8))]

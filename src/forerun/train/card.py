@@ -91,7 +91,9 @@ def _agree(training: dict[str, Any]) -> str:
     if not training.get("agree"):
         return ""
     heats = " and ".join(f"{heat:g}" for heat in training["agree_at"])
-    return f", less {training['agree']:g} times the share of equal choices under the same noise at {heats},"
+    begins = training.get("agree_from", 0.0)
+    when = f" from {begins:.0%} of the run on" if begins else ""
+    return f", less {training['agree']:g} times the share of equal choices under the same noise at {heats}{when},"
 
 
 def _missed(training: dict[str, Any]) -> str:

@@ -145,7 +145,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         batch = self.store.batch(chosen, settings.unroll)
-        loss = self.loss(batch, self._support(record.steps))
+        loss = self.loss(batch, self._support(record.steps), fraction)
         loss.backward()
         parameters = list(self.head.weights.values())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -169,10 +169,10 @@ class Trainer:
         self.generator.manual_seed(self.settings.seed * 1_000_003 + step)
         return draw_support(self.output, self.frequent, self.rest, self.settings.others, self.generator)
 
-    def loss(self, batch: Batch, support: Support) -> Tensor:
-        """Mean over positions of the cross-entropy with the target, later drafts counting less."""
+    def loss(self, batch: Batch, support: Support, fraction: float = 0.0) -> Tensor:
+        """Mean over positions, later drafts counting less, of what the head is trained for at this point of the run."""
         settings = self.settings
-        return self._drafted(batch, support, Aim(*settings.aim, settings.agree_at), settings.missed)[0]
+        return self._drafted(batch, support, Aim(*settings.aim(fraction), settings.agree_at), settings.missed)[0]
 
     def _drafted(self, batch: Batch, support: Support, aim: Aim, missed: float) -> tuple[Tensor, list[Tensor]]:
         """The loss, and per step how often the drafts up to there are all right."""

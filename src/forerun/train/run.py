@@ -287,8 +287,8 @@ def _describe(
     tokens = sum(len(answer.prompt) + len(answer.answer) for answer in answers)
     count = sum(tensor.numel() for tensor in head.weights.values())
     training = asdict(record) | {"unroll": settings.unroll, "decay": settings.decay, "rate": settings.peak}
-    hard, agree = settings.aim
-    training |= {"hard": hard, "agree": agree, "agree_at": list(settings.agree_at), "missed": settings.missed}
+    training |= {"hard": settings.aim(0.0)[0], "agree": settings.aim(1.0)[1], "agree_from": settings.agrees_from}
+    training |= {"agree_at": list(settings.agree_at), "missed": settings.missed}
     return {
         "head": {"taps": list(head.taps), "intermediate": head.intermediate, "parameters": count},
         "data": {"answers": len(answers), "tokens": tokens, "sources": sources},

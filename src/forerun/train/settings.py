@@ -7,8 +7,8 @@ from typing import Any
 
 FRESH_RATE = 1e-3
 CONTINUED_RATE = 5e-4  # a trained head loses what it knows at the rate it began with
-FRESH_HARD, CONTINUED_HARD = 0.2, 0.0
-FRESH_AGREE, CONTINUED_AGREE = 0.0, 6.0  # what a small step decides matters once most drafts are near
+HARD, AGREE = 0.2, 6.0  # the first while a head learns its target, the second once most drafts are near
+FRESH_AGREE_FROM = 0.6  # of a run that starts from nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,9 @@ class Settings:
     frequent: int = 16_384  # ids that are always in the loss
     others: int = 4_096  # ids drawn from the rest at every step
     hard: float | None = None  # share of the teacher that is its likeliest token alone, as greedy drafting asks for
-    agree: float | None = (
-        None  # weight of choosing the target's token under the same noise, beside the cross-entropy ...
-    )
-    agree_at: tuple[float, ...] = (0.3, 0.8)  # ... at these temperatures; a low one is nearly greedy
+    agree: float = AGREE  # weight of choosing the target's token under the same noise, beside the cross-entropy ...
+    agree_at: tuple[float, ...] = (0.3, 0.8)  # ... at these temperatures (a low one is nearly greedy) ...
+    agree_from: float | None = None  # ... from this share of the run on; None: at once for a trained head
     missed: float = 0.3  # chance of a later draft to count when one before it is wrong: it would never be looked at
     # optimiser
     rate: float | None = None  # the highest; None: lower for a head that is trained already
@@ -63,11 +62,20 @@ class Settings:
         return FRESH_RATE if self.start_from is None else CONTINUED_RATE
 
     @property
-    def aim(self) -> tuple[float, float]:
-        """`hard` and `agree`, decided."""
-        fresh = self.start_from is None
-        hard = (FRESH_HARD if fresh else CONTINUED_HARD) if self.hard is None else self.hard
-        return hard, (FRESH_AGREE if fresh else CONTINUED_AGREE) if self.agree is None else self.agree
+    def agrees_from(self) -> float:
+        """From which share of the run on equal choices count."""
+        if self.agree_from is not None:
+            return self.agree_from
+        return FRESH_AGREE_FROM if self.start_from is None else 0.0
+
+    def aim(self, fraction: float) -> tuple[float, float]:
+        """`hard` and `agree` when this share of the run is over.
+
+        Equal choices are what counts in the end, but a step for them takes half as long again and moves only rows that
+        are nearly right: a new head first learns by cross-entropy alone.
+        """
+        late = self.agree > 0 and fraction >= self.agrees_from
+        return (0.0 if late else HARD) if self.hard is None else self.hard, self.agree if late else 0.0
 
     def recipe(self) -> dict[str, Any]:
         """What must not change between a run and its continuation."""
