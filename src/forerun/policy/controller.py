@@ -11,7 +11,7 @@ from __future__ import annotations
 from forerun.draft.arms import ARMS
 from forerun.policy.acceptance import Priors
 from forerun.policy.costs import CostTable
-from forerun.policy.decision import PLAIN, Decision
+from forerun.policy.decision import PLAIN, Decision, Policy
 
 LEAD = 1.05  # a challenger must promise this much more than the arm in use
 SHORT_GAP, FIRST_GAP, LAST_GAP = 2, 16, 384  # rounds between trials of arms that are losing
@@ -24,7 +24,7 @@ STEADY_ALLOWANCE = 1.2  # such rounds, where the first one of an arm has no draf
 STAKE = 0.6  # rounds that one unlucky round may lose beyond that
 
 
-class Controller:
+class Controller(Policy):
     """Decides for one sequence; costs and priors are shared by all sequences of an engine."""
 
     measures = True

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 from forerun.draft.arms import ARMS, MAX_DEPTH
-from forerun.policy.decision import PLAIN, Decision
+from forerun.policy.decision import PLAIN, Decision, Policy
 
 
-class DepthPolicy:
+class DepthPolicy(Policy):
     """Doubles the depth after a round whose drafts were all accepted, else aims just past what was accepted."""
-
-    measures = False
 
     def __init__(self, arm: str | None, fixed: int | None) -> None:
         self.arm, self.fixed = (None if arm is None else ARMS[arm]), fixed
         self._depth = 0 if self.arm is None else self.arm.first_depth
 
-    @property
-    def current(self) -> Decision:
-        """The one arm it has."""
-        return PLAIN if self.arm is None else Decision(self.arm.name, self._depth)
-
     def decide(self, limit: int, available: dict[str, int] | None = None, others: int = 0) -> Decision:  # noqa: ARG002
         """The one arm it has, as deep as it thinks best."""
         depth = min(limit, self._depth if self.fixed is None else self.fixed)
         return PLAIN if self.arm is None or depth <= 0 else Decision(self.arm.name, depth)
-
-    def tries(self, decision: Decision) -> bool:  # noqa: ARG002
-        """It has no other arm."""
-        return False
-
-    def survival(self, decision: Decision) -> list[float]:  # noqa: ARG002
-        """A depth that the user named stays."""
-        return []
 
     def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:  # noqa: ARG002
         """What came of a round."""
@@ -42,17 +27,7 @@ class DepthPolicy:
         else:
             self._depth = min(MAX_DEPTH, max(2, accepted + 2))
 
-    def share(self, decision: Decision, drafted: int, accepted: int, gain: float) -> None:
-        """Nobody decides for it."""
-
-    def watch(self, arm: str, drafted: int, accepted: int) -> None:
-        """Other arms do not concern it."""
-
     def drop(self, drafter: str) -> None:
         """Go on with plain decoding."""
         if self.arm is not None and self.arm.drafter == drafter:
             self.arm = None
-
-    def seconds_saved(self, tokens: int, seconds: float, plain: float) -> float:
-        """By plain rounds measured in this process."""
-        return tokens * plain - seconds
