@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
+from operator import index
 
 from torch import Tensor
 
@@ -149,6 +151,7 @@ class Drafters:
         try:
             drafts = drafter.propose([want for _, want in wants])
             assert len(drafts) == len(wants), "a drafter answers every want"
+            drafts = [sensible(draft, want.depth, self.vocab) for draft, (_, want) in zip(drafts, wants, strict=True)]
         except Exception as error:  # noqa: BLE001 - nobody knows whose fault it was: ask for each alone
             if len(wants) > 1:
                 for one in wants:
@@ -157,7 +160,7 @@ class Drafters:
                 self.switch_off(wants[0][0].sequence, drafter.name, error)
             return
         for (turn, _), draft in zip(wants, drafts, strict=True):
-            turn.draft = sensible(draft, turn.decision.depth, self.vocab)
+            turn.draft = draft
             turn.asked, turn.proposed = drafter.name, len(turn.draft.tokens)
 
     def switch_off(self, sequence: Sequence, name: str, error: Exception) -> None:
@@ -184,12 +187,11 @@ class Drafters:
 
 
 def sensible(draft: Draft, depth: int, vocab: int) -> Draft:
-    """Cut a draft at the first token that is not one, and at the depth asked for."""
-    tokens = draft.tokens[:depth]
-    for index, token in enumerate(tokens):
-        if not 0 <= token < vocab:
-            tokens = tokens[:index]
-            break
+    """Cut a draft at the first token that is not one, and at the depth asked for. What makes no sense is refused."""
+    tokens, probabilities = [index(token) for token in draft.tokens], draft.probabilities
+    if probabilities is not None and len(probabilities) != len(tokens):
+        raise ValueError(f"{len(probabilities)} distributions do not belong to {len(tokens)} drafts")
+    tokens = list(takewhile(lambda token: 0 <= token < vocab, tokens[:depth]))
     if not tokens:
         return NOTHING
-    return Draft(tokens, None if draft.probabilities is None else draft.probabilities[: len(tokens)])
+    return Draft(tokens, None if probabilities is None else probabilities[: len(tokens)])

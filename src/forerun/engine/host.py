@@ -10,11 +10,11 @@ import time
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from forerun.engine.constrained import constrain, shorten
 from forerun.engine.drafters import Drafters
 from forerun.engine.interrupts import interrupts_let_through
-from forerun.engine.logprobs import logprobs_of, prompt_logprobs
 from forerun.engine.plan import GoesOn, PromptChunk, Result, Round, Turn
 from forerun.engine.sequence import Logprob, Sequence
 from forerun.errors import ForerunError
@@ -24,7 +24,10 @@ from forerun.policy.decision import PLAIN
 from forerun.progress import Progress
 from forerun.sample.acceptance import accept_coupled, accept_rejection
 from forerun.sample.choose import choose, probabilities
+from forerun.sample.logprobs import log_probabilities
 from forerun.sample.row import RowError
+
+PROMPT_ROWS = 16  # whose logits are there at once: as many as a round may have, whose bits were probed
 
 
 class HostExecutor:
@@ -93,7 +96,7 @@ class HostExecutor:
                 result.logprobs = self._logprobs(turn, output, result.tokens)
             if sequence.request.prompt_logprobs:
                 assert output.features is not None
-                after, top = prompt[cache.length + 1 : chunk.stop + 1], sequence.request.logprobs or 0
+                after, top = list(prompt[cache.length + 1 : chunk.stop + 1]), sequence.request.logprobs or 0
                 result.prompt_logprobs = prompt_logprobs(self.target, output.features, after, top, self.drafters.vocab)
         except Exception as error:  # noqa: BLE001 - whatever it is, this request alone fails of it
             result.error = error
@@ -147,7 +150,7 @@ class HostExecutor:
         """What each sequence emits. One that cannot go on fails alone."""
         try:
             checked = self._check(turns, output)
-        except ForerunError as error:  # one of them has no token left to choose: find out which
+        except Exception as error:  # noqa: BLE001 - one of them has no token left to choose, or worse: find out which
             if len(turns) == 1:
                 if isinstance(error, RowError) and error.row:
                     shorten(turns[0], error.row - 1)  # plain decoding may never come to that row
@@ -162,7 +165,7 @@ class HostExecutor:
             result = Result(turn, tokens, accepted, turn.drafted, keep, advanced=not self.restartable)
             try:
                 result.logprobs = self._logprobs(turn, output, tokens)
-            except ForerunError as error:  # of this row alone
+            except Exception as error:  # noqa: BLE001 - of this row alone
                 result.error = error
             results.append(result)
         return results
@@ -215,3 +218,18 @@ class HostExecutor:
 def failed(turn: Turn, error: Exception) -> Result:
     """A sequence that cannot go on."""
     return Result(turn, [], 0, len(turn.draft.tokens), lambda _: None, error=error)
+
+
+def logprobs_of(logits: Tensor, tokens: list[int], top: int, vocab: int) -> list[Logprob]:
+    """Of one token for each of the first rows of `logits` [rows, V]."""
+    rows = logits[: len(tokens)].float().cpu().numpy()
+    return [Logprob(*log_probabilities(row, token, top, vocab)) for row, token in zip(rows, tokens, strict=True)]
+
+
+def prompt_logprobs(target: Target, features: Tensor, tokens: list[int], top: int, vocab: int) -> list[Logprob]:
+    """Of the token after each of the first rows with these features [rows, …]; the logits of a few at a time."""
+    found: list[Logprob] = []
+    for start in range(0, len(tokens), PROMPT_ROWS):
+        some = tokens[start : start + PROMPT_ROWS]
+        found += logprobs_of(target.logits(features[start : start + len(some)]), some, top, vocab)
+    return found
