@@ -8,7 +8,7 @@ sequence alone, by passes of its own; it never drags the batch along.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -43,12 +43,13 @@ class Launched:
     drafted: list[int]  # real drafts of each
     shape: Shape
     began: float  # when the host began to work for it
-    launched_at: float
-    waiting: float  # seconds that the device had nothing to do for want of the host's drafts
-    drafting: float  # seconds the host spent on drafts
-    result: Tensor  # [slots, width + 2] in host memory: chosen tokens, accepted drafts, whether the first row was bad
-    events: list[torch.cuda.Event]  # its beginning and its end, on a GPU
-    typical: bool  # its time tells what such rounds cost: nothing was compiled or captured for it
+    waiting: float = 0.0  # seconds that the device had nothing to do for want of the host's drafts
+    drafting: float = 0.0  # seconds the host spent on drafts
+    typical: bool = True  # its time tells what such rounds cost: nothing was compiled or captured for it
+    launched_at: float = 0.0
+    events: list[torch.cuda.Event] = field(default_factory=list)  # its beginning and its end, on a GPU
+    # [slots, width + 2] in host memory: chosen tokens, accepted drafts, whether the first row was bad.
+    result: Tensor = field(init=False)
 
     def seconds(self, now: float) -> float:
         """What it took the device, however late the host looks at it."""
@@ -182,7 +183,7 @@ class DeviceExecutor(HostExecutor):
         drafted = self._hand_out_drafts(turns, slots, shape)
         # The device had nothing to do meanwhile. Whoever joins makes any round wait.
         waiting = (time.perf_counter() - began if same else drafting) if uploading else 0.0
-        return self._launch_graphs(turns, slots, drafted, shape, began, waiting, drafting, typical)
+        return self._launch_graphs(Launched(turns, slots, drafted, shape, began, waiting, drafting, typical))
 
     def _launch_again(self, last: Launched, now: float) -> Round:
         """As the last round, with nothing in between that the device would wait for."""
@@ -190,40 +191,31 @@ class DeviceExecutor(HostExecutor):
         if self.half is not None and shape.followed:
             self.half.before_round(shape.follow, True)
         drafted = [min(shape.width - 1, occupants[slot].held) for slot in last.slots]
-        launched = self._launch_graphs(last.turns, last.slots, drafted, shape, now, 0.0, 0.0, True)
+        launched = self._launch_graphs(Launched(last.turns, last.slots, drafted, shape, now))
         return Round(last.turns, [], now, launched=launched)
 
-    def _launch_graphs(
-        self,
-        turns: list[Turn],
-        slots: list[int],
-        drafted: list[int],
-        shape: Shape,
-        began: float,
-        waiting: float,
-        drafting: float,
-        typical: bool,
-    ) -> Launched:
+    def _launch_graphs(self, launched: Launched) -> Launched:
+        shape = launched.shape
         self._events.reverse()
-        launched_at, events = time.perf_counter(), self._events[0]
+        launched.launched_at, launched.events = time.perf_counter(), self._events[0]
         try:
-            if events:
-                events[0].record()
+            if launched.events:
+                launched.events[0].record()
             device_result = self.rounds.launch(shape)
             self._results.reverse()
             host = self._results[0][: shape.slots * (shape.width + 2)].view(shape.slots, shape.width + 2)
-            host.copy_(device_result, non_blocking=True)
-            if events:
-                events[1].record()
+            launched.result = host.copy_(device_result, non_blocking=True)
+            if launched.events:
+                launched.events[1].record()
         except BaseException as error:
-            self._abandon(turns, error)
+            self._abandon(launched.turns, error)
             raise
-        for slot in slots:
+        for slot in launched.slots:
             follows = self.half is not None and self.half.follows(slot)
             self.slots.occupants[slot].held = shape.drafts if follows else 0
         if self.half is not None and shape.followed:
             self.half.launched(shape.follow)
-        return Launched(turns, slots, drafted, shape, began, launched_at, waiting, drafting, host, events, typical)
+        return launched
 
     def _shape(self, turns: list[Turn], slots: list[int], width: int) -> Shape:
         params = [turn.sequence.request.sampling for turn in turns]

@@ -29,8 +29,7 @@ from forerun.policy.batch import BatchPolicy
 from forerun.policy.budget import cut_drafts
 from forerun.policy.controller import Controller
 from forerun.policy.costs import CostTable
-from forerun.policy.decision import PLAIN, Decision, Policy
-from forerun.policy.depth import DepthPolicy
+from forerun.policy.decision import PLAIN, Decision, DepthPolicy, Policy
 from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
@@ -353,11 +352,15 @@ class Engine:
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two rounds. Its state stays whole: `resume` goes on where it was."""
         with interrupts_held(), self.owner:
-            self.settle(sequence)
-            if sequence.status is Status.WAITING:
-                self.scheduler.waiting.remove(sequence)
+            self._take_out(sequence)
             if sequence.status is not Status.FINISHED:
                 sequence.finish("cancelled")
+
+    def _take_out(self, sequence: Sequence) -> None:
+        """It has no part in the round under way any more, nor a place in the queue."""
+        self.settle(sequence)
+        if sequence.status is Status.WAITING:
+            self.scheduler.waiting.remove(sequence)
 
     def resume(self, sequence: Sequence, max_tokens: int | None = None) -> None:
         """Continue a sequence that was cancelled or reached its length, as if it had never stopped."""
@@ -378,8 +381,8 @@ class Engine:
     def pause(self, sequence: Sequence) -> None:
         """Leave a sequence out of the rounds until `unpause`."""
         with interrupts_held(), self.owner:
-            self.settle(sequence)
-            if sequence.status in (Status.RUNNING, Status.PREFILL, Status.PARKED):
+            self._take_out(sequence)
+            if sequence.status is not Status.FINISHED:
                 sequence.status = Status.PAUSED
 
     def unpause(self, sequence: Sequence) -> None:

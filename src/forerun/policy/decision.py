@@ -1,10 +1,10 @@
-"""A decision, and what every policy that makes decisions has in common."""
+"""A decision, what every policy that makes decisions has in common, and the one for arms that users name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.draft.arms import ARMS
+from forerun.draft.arms import ARMS, MAX_DEPTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +58,33 @@ class Policy:
     def seconds_saved(self, tokens: int, seconds: float, plain: float) -> float:
         """Against plain decoding at `plain` seconds per token: `tokens` tokens took `seconds`."""
         return tokens * plain - seconds
+
+
+class DepthPolicy(Policy):
+    """How far to draft with an arm that the user has named: as told, or following what was accepted lately.
+
+    Doubles the depth after a round whose drafts were all accepted, else aims just past what was accepted.
+    """
+
+    def __init__(self, arm: str | None, fixed: int | None) -> None:
+        self.arm, self.fixed = (None if arm is None else ARMS[arm]), fixed
+        self._depth = 0 if self.arm is None else self.arm.first_depth
+
+    def decide(self, limit: int, available: dict[str, int] | None = None, others: int = 0) -> Decision:  # noqa: ARG002
+        """The one arm it has, as deep as it thinks best."""
+        depth = min(limit, self._depth if self.fixed is None else self.fixed)
+        return PLAIN if self.arm is None or depth <= 0 else Decision(self.arm.name, depth)
+
+    def learn(self, decision: Decision, drafted: int, accepted: int, seconds: float) -> None:  # noqa: ARG002
+        """What came of a round."""
+        if drafted == 0 or self.arm is None or not self.arm.adapts or decision.drafter != self.arm.drafter:
+            return
+        if accepted == drafted:
+            self._depth = min(MAX_DEPTH, max(self._depth, 2 * drafted))
+        else:
+            self._depth = min(MAX_DEPTH, max(2, accepted + 2))
+
+    def drop(self, drafter: str) -> None:
+        """Go on with plain decoding."""
+        if self.arm is not None and self.arm.drafter == drafter:
+            self.arm = None
