@@ -21,7 +21,6 @@ from forerun.engine.device import DeviceExecutor, device_executor
 from forerun.engine.drafters import Drafters
 from forerun.engine.engine import Engine
 from forerun.engine.host import HostExecutor
-from forerun.engine.plan import Executor
 from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.interface import AttentionSpec
 from forerun.loading import attach_head, graphed
@@ -72,7 +71,7 @@ def device_engine(
         drafters["assistant"] = load_assistant(assistant, decoder, pool, VOCAB, "n-1")
     target = graphed(decoder, pool, context)
     costs = CostTable()
-    executor: Executor = device_executor(target, drafters, VOCAB, costs)
+    executor: HostExecutor = device_executor(target, drafters, VOCAB, costs)
     if not rounds:
         executor = HostExecutor(target, Drafters(drafters, VOCAB), costs, restartable=False)
     sizes = {"vocab": VOCAB, "context": context, "chunk": CHUNK}

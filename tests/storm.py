@@ -17,7 +17,6 @@ from engines import VOCAB, NoText, finish, request
 from rules import Breaking, ByRule, Rule
 
 from forerun.engine.engine import Engine
-from forerun.engine.host import HostExecutor
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence, Status
 from forerun.models.layers.rows import Target
@@ -239,9 +238,7 @@ class Storm:
 
 def target_of(engine: Engine) -> Target:
     """What runs the passes of the host's rounds and of prompts."""
-    host = engine.executor if isinstance(engine.executor, HostExecutor) else getattr(engine.executor, "host", None)
-    assert isinstance(host, HostExecutor)
-    return host.target
+    return engine.executor.target
 
 
 def plain_answer(engine: Engine, visit: Visit, sequence: Sequence) -> Sequence:

@@ -28,7 +28,7 @@ from tiny_qwen import tiny_qwen
 
 from forerun.cache.pages import PagePool
 from forerun.engine.graphs import GraphedTarget
-from forerun.engine.lookahead import Wish
+from forerun.engine.plan import Turn
 from forerun.engine.probe import probe
 from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu import filtering
@@ -158,9 +158,9 @@ def test_cancelled_in_the_air_and_taken_up_again(folder: Path, head: Path) -> No
     with torch.inference_mode():
         for _ in range(3):
             engine.step()
-        assert engine._ticket is not None
+        assert engine._under_way is not None
         engine.cancel(sequence)
-        assert engine._ticket is None and sequence.answer == whole[: len(sequence.answer)]
+        assert engine._under_way is None and sequence.answer == whole[: len(sequence.answer)]
         engine.resume(sequence)
     finish(engine, [sequence])
     assert sequence.answer == whole
@@ -183,7 +183,7 @@ def test_a_controller_is_asked_again(folder: Path, head: Path, monkeypatch: pyte
 
     def decide(controller: Controller, limit: int, available: dict[str, bool], others: int) -> Decision:
         assert limit and available["mtp"] and not others
-        asked.append(engine._ticket is not None)
+        asked.append(engine._under_way is not None)
         return wishes[len(asked) - 1]
 
     monkeypatch.setattr(Controller, "decide", decide)
@@ -230,7 +230,7 @@ def test_a_pass_is_narrowed_where_products_change_bits(folder: Path, head: Path)
     engine = device_engine(folder, head)
     alone = [answers(engine, request(prompt, **options))[0] for prompt in PROMPTS]
     device = device_of(engine)
-    target = device.host.target
+    target = device.target
     assert list(device.rounds) and isinstance(target, GraphedTarget)
     target.counts.keep_bits = lambda rows: rows <= 3  # type: ignore[method-assign]
     assert answers(engine, *(request(prompt, **options) for prompt in PROMPTS)) == alone
@@ -252,6 +252,6 @@ def test_the_probe_runs_through_the_graphs(folder: Path, tmp_path: Path, kind: s
 
 
 def test_a_wish_to_copy_counts_if_the_round_said_the_same() -> None:
-    wish = Wish(None, Decision("lookup", 4), [7, 8, 9])  # type: ignore[arg-type]
-    assert wish.holds([7]) and wish.holds([7, 8, 9, 1]) and not wish.holds([7, 1])
-    assert Wish(None, PLAIN, []).holds([5])  # type: ignore[arg-type]
+    turn = Turn(None, Decision("lookup", 4), expected=[7, 8, 9])  # type: ignore[arg-type]
+    assert turn.holds_after([7]) and turn.holds_after([7, 8, 9, 1]) and not turn.holds_after([7, 1])
+    assert Turn(None, PLAIN).holds_after([5])  # type: ignore[arg-type]

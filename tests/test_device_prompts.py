@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_engines import DEVICE, SLOW, device_engine, device_of, tiny_folder, tiny_head
+from device_engines import DEVICE, SLOW, device_engine, tiny_folder, tiny_head
 from engines import NoText, finish, request
 from tiny_qwen import tiny_qwen
 
@@ -16,7 +16,6 @@ from forerun.cache.device_recurrent import DeviceStates
 from forerun.cache.pages import SequenceCache
 from forerun.engine.engine import Engine
 from forerun.engine.graphs import GraphedTarget
-from forerun.engine.host import HostExecutor
 from forerun.engine.sequence import Status
 from forerun.models.layers.rows import Output, Pass, make_pass
 
@@ -90,9 +89,9 @@ def test_recurrent_layers_see_nothing_of_the_padding(tmp_path: Path, sparse: boo
 
 
 def target_of(engine: Engine) -> GraphedTarget:
-    host = engine.executor if isinstance(engine.executor, HostExecutor) else device_of(engine).host
-    assert isinstance(host.target, GraphedTarget)
-    return host.target
+    target = engine.executor.target
+    assert isinstance(target, GraphedTarget)
+    return target
 
 
 def pages_of(engine: Engine) -> list[tuple[torch.Tensor, int]]:

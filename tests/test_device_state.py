@@ -28,8 +28,7 @@ from forerun.cache.pages import PagePool
 from forerun.draft import mtp_device
 from forerun.draft.mtp import MtpDrafter
 from forerun.engine import scheduler
-from forerun.engine.lookahead import Wish
-from forerun.engine.plan import Plan, Result
+from forerun.engine.plan import Result, Round, Turn
 from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up
 from forerun.kernels.cuda import CudaKernels
@@ -107,10 +106,10 @@ def test_a_flight_lands_before_graphs_are_captured(folder: Path, monkeypatch: py
     engine = device_engine(folder, None)
     device = device_of(engine)
     sequence = engine.submit(request(PROMPTS[0], max_tokens=TOKENS), NoText())
-    while engine._ticket is None or not engine._ticket.plan.turns:
+    while engine._under_way is None or not engine._under_way.turns:
         engine.step()
     sequence.finish("stop")
-    monkeypatch.setattr(device, "prepare", lambda *_: [] if engine._ticket is None else pytest.fail("in the air"))
+    monkeypatch.setattr(device, "prepare", lambda *_: [] if engine._under_way is None else pytest.fail("in the air"))
     engine.warm = True
     warm_up(engine, False, NullProgress())
 
@@ -129,9 +128,8 @@ def test_tokens_the_host_dropped_are_not_gone_on_from(folder: Path, head: Path) 
     assert wish.decision.depth == 2
     slots.give({0: whole[len(sequence.answer) :][:2]})
     slots.occupants[0].held = 2
-    turn = engine._fit(wish)
-    assert turn is not None
-    engine._start(Plan([turn], [], 0.0))
+    assert engine._fit(wish)
+    engine._start(Round([wish], [], 0.0))
     sequence.limit = len(sequence.tokens) + 1
     engine.settle()
     assert sequence.finish_reason == "length" and slots.occupants[0].stale
@@ -217,13 +215,14 @@ def test_drafts_need_room_in_the_pages(folder: Path, head: Path, monkeypatch: py
         engine.step()
     engine.settle()
     assert tight.cache.length == PAGE - 1 and len(tight.cache.pages) == 1
-    slots = device.assignment.assign(both)
+    slots = device.slots.assign(both)
     device.slots.give({slot: a[len(s.answer) :][:2] for slot, s, a in zip(slots, both, plain, strict=True)})
     for occupant in device.slots.occupants.values():
         occupant.held = 2
     accepted = both[0].counters.accepted
-    turns = [engine._fit(Wish(s, wish, [])) for s, wish in zip(both, (Decision("mtp", 2), PLAIN), strict=True)]
-    engine._start(Plan([turn for turn in turns if turn is not None], [], 0.0))
+    turns = [Turn(s, wish) for s, wish in zip(both, (Decision("mtp", 2), PLAIN), strict=True)]
+    assert all(engine._fit(turn) for turn in turns)
+    engine._start(Round(turns, [], 0.0))
     engine.settle()
     assert tight.cache.length == PAGE and both[0].counters.accepted >= accepted + 2
     while any(len(s.answer) < 6 for s in both):
@@ -292,7 +291,7 @@ def test_an_interrupt_while_a_round_lands_for_a_pause(folder: Path) -> None:
     sink = Impatient()
     sink.pressed = True
     sequence = engine.submit(wish, sink)
-    while len(sequence.answer) < 2 or engine._ticket is None:
+    while len(sequence.answer) < 2 or engine._under_way is None:
         engine.step()
     sink.pressed = False
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,8 +12,7 @@ from engines import NoText, Scripted, finish, request
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.engine import scheduler
 from forerun.kernels.interface import AttentionSpec, HeadLayout
-from forerun.policy.decision import PLAIN, Decision
-from forerun.policy.depth import DepthPolicy
+from forerun.policy.decision import PLAIN, Decision, DepthPolicy
 
 pytestmark = [
     pytest.mark.kernels,

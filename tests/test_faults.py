@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from engines import NoText, decoder, engine, finish, request, run
+import torch
+from engines import VOCAB, NoText, Scripted, decoder, engine, finish, request, run
+from rules import ByRule
 from tiny import tiny_model
 
+from forerun.draft.protocol import Draft, Want
 from forerun.engine.host import HostExecutor
 from forerun.models.layers.decoder import Decoder
 
@@ -82,6 +86,56 @@ def test_keeping_rows(target: Decoder, alone: list[list[int]], monkeypatch: pyte
     monkeypatch.setattr(sequences[1].cache, "commit", commit)
     finish(machine, sequences)
     assert isinstance(sequences[1].error, RuntimeError)
+    assert [sequences[0].answer, sequences[2].answer] == [alone[0], alone[2]]
+
+
+LIES = {
+    "no draft": None,
+    "no tokens": Draft(None),  # type: ignore[arg-type]
+    "numbers that are no ids": Draft([1.5, 2.5]),  # type: ignore[list-item]
+    "text": Draft(["a", "b"]),  # type: ignore[list-item]
+    "a distribution too few": Draft([5, 6], torch.full((1, VOCAB), 1 / VOCAB, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("accept", ["coupled", "rejection"])
+@pytest.mark.parametrize("lie", LIES)
+def test_what_a_drafter_says_is_never_trusted(target: Decoder, alone: list[list[int]], lie: str, accept: str) -> None:
+    """It is switched off for whom it lied to."""
+
+    class Liar(Scripted):
+        def propose(self, wants: list[Want]) -> list[Draft]:
+            return [LIES[lie] if want.sequence_id == 1 else Draft([]) for want in wants]  # type: ignore[misc]
+
+    machine = engine(target)
+    machine.drafters.by_name["lookup"] = Liar(None)
+    wishes = [request(wish.prompt, max_tokens=12, draft="lookup", accept=accept) for wish in WISHES]
+    sequences = [machine.submit(wish, NoText()) for wish in wishes]
+    finish(machine, sequences)
+    assert [s.answer for s in sequences] == alone and [s.error for s in sequences] == [None] * 3
+    assert [bool(s.warnings) for s in sequences] == [False, True, False]
+
+
+def test_ids_of_a_drafter_become_plain_numbers(target: Decoder, alone: list[list[int]]) -> None:
+    """Whatever counts as one: they are emitted, and written as JSON."""
+    machine, text = engine(target), [*WISHES[0].prompt, *alone[0]]
+    machine.drafters.by_name["lookup"] = Scripted(lambda said, depth: list(np.array(text[len(said) :][:depth])))
+    (sequence,) = run(machine, WISHES[0])
+    assert sequence.counters.accepted and sequence.answer == alone[0]
+    assert {type(token) for token in sequence.answer} == {int}
+
+
+def test_a_mask_that_is_none(target: Decoder, alone: list[list[int]]) -> None:
+    """It is met when tokens are chosen for all."""
+
+    class Odd(ByRule):
+        def masks(self, drafts: Any) -> Any:
+            return [object()] * (1 + len(drafts)) if len(self.answer) > 2 else super().masks(drafts)
+
+    machine, rule = engine(target), Odd(lambda _: range(4, VOCAB), VOCAB)
+    sequences = [machine.submit(wish, NoText(), rule if n == 1 else None) for n, wish in enumerate(WISHES)]
+    finish(machine, sequences)
+    assert isinstance(sequences[1].error, TypeError) and len(sequences[1].answer) > 2
     assert [sequences[0].answer, sequences[2].answer] == [alone[0], alone[2]]
 
 

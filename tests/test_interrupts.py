@@ -18,7 +18,7 @@ from tiny import tiny_model
 import forerun
 from forerun.engine.interrupts import interrupts_held, interrupts_let_through
 from forerun.engine.ownership import Ownership
-from forerun.engine.plan import Plan
+from forerun.engine.plan import Round
 from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up
 from forerun.language_model import Generation, LanguageModel
@@ -215,7 +215,7 @@ def test_the_answer_has_all_the_round_gave(tmp_path: Path, monkeypatch: pytest.M
         shown = [next(answer).text for _ in range(2)]
         whole = model.engine._schedule
 
-        def impatient(began: float) -> Plan:
+        def impatient(began: float) -> Round:
             signal.raise_signal(signal.SIGINT)
             return whole(began)
 

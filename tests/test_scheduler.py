@@ -50,7 +50,7 @@ def test_who_reads_a_prompt_gives_way_too(tmp_path: Path, monkeypatch: pytest.Mo
     second = machine.submit(request(prompt, max_tokens=4), NoText())
     machine.step()
     assert second.status is Status.PREFILL
-    monkeypatch.setattr(machine, "_prompts", list)  # it does not come to its end
+    monkeypatch.setattr(machine, "_chunks", list)  # it does not come to its end
     while first.status is not Status.FINISHED:
         machine.step()
     assert len(first.answer) == 44 and second.status is Status.PARKED
@@ -201,3 +201,24 @@ def test_an_answer_that_can_never_begin_says_so(tmp_path: Path) -> None:
     waiting = paused.pop()
     paused.pop().close()
     assert len([chunk for chunk in waiting if chunk.token is not None]) == 30
+
+
+def test_one_that_waits_can_be_paused(tmp_path: Path) -> None:
+    """It does not begin until it is wanted again, and nobody waits behind it meanwhile."""
+    machine = engine(decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False))
+    machine.scheduler.max_sequences = 1
+    (plain,) = run(machine, request([5, 6, 7], max_tokens=6))
+    first, paused, behind = (machine.submit(request([5, 6, 7], max_tokens=6), NoText()) for _ in range(3))
+    machine.step()
+    machine.pause(paused)
+    finish(machine, [first, behind])
+    assert paused.status is Status.PAUSED and not paused.answer and machine.scheduler.idle
+    machine.cancel(paused)
+    machine.resume(paused)
+    machine.pause(paused)
+    machine.unpause(paused)
+    finish(machine, [paused])
+    assert [s.answer for s in (first, paused, behind)] == [plain.answer] * 3
+    for sequence in (first, paused, behind):
+        machine.release(sequence)
+    machine.pool.check([])

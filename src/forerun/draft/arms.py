@@ -43,34 +43,21 @@ MTP = Arm(
     hint="give a head with --head FOLDER (forerun train-head makes one)",
 )
 # An assistant reads the target's keys and values; the same holds for it.
-ASSISTANT = Arm(
-    "assistant",
+ASSISTANT = replace(
+    MTP,
+    name="assistant",
     drafter="assistant",
     deepest=8,
     first_depth=4,
-    adapts=False,
-    step_cost=0.1,
-    at_once=False,
     acceptance=0.7,
     hint="name one with --draft-model",
 )
-MODEL = Arm(
-    "model",
-    drafter="model",
-    deepest=8,
-    first_depth=4,
-    adapts=True,
-    step_cost=0.3,
-    at_once=False,
-    acceptance=0.6,
-    hint="name one with --draft-model",
-)
-LOOKUP = Arm(
-    "lookup",
+MODEL = replace(ASSISTANT, name="model", drafter="model", adapts=True, step_cost=0.3, acceptance=0.6)
+LOOKUP = replace(
+    MODEL,
+    name="lookup",
     drafter="lookup",
     deepest=MAX_DEPTH,
-    first_depth=4,
-    adapts=True,
     step_cost=0.02,
     at_once=True,
     acceptance=0.55,
@@ -83,11 +70,8 @@ LONG_LOOKUP = replace(LOOKUP, name="long lookup", acceptance=0.9, evidence=5)
 FORCED = replace(LOOKUP, name="grammar", drafter="grammar", step_cost=0.005, acceptance=0.95)
 ARMS = {arm.name: arm for arm in (MTP, ASSISTANT, MODEL, LOOKUP, LONG_LOOKUP, FORCED)}
 SERVED = {  # by drafter
-    MTP.drafter: (MTP,),
-    ASSISTANT.drafter: (ASSISTANT,),
-    MODEL.drafter: (MODEL,),
-    LOOKUP.drafter: (LOOKUP, LONG_LOOKUP),
-    FORCED.drafter: (FORCED,),
+    drafter: tuple(arm for arm in ARMS.values() if arm.drafter == drafter)
+    for drafter in dict.fromkeys(arm.drafter for arm in ARMS.values())
 }
 DRAFT_CHOICES = ("auto", "off", LOOKUP.drafter, MTP.drafter, ASSISTANT.drafter, MODEL.drafter)
 

@@ -15,7 +15,7 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.arms import ASSISTANT
 from forerun.draft.assistant_device import AssistantDeviceHalf
 from forerun.draft.drawing import Drawing
-from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
+from forerun.draft.protocol import Capture, Draft, Drafter, SlotTensors, Want
 from forerun.kernels.interface import PassRows
 from forerun.models.layers.assistant import Assistant
 from forerun.models.layers.media import PromptMedia
@@ -37,7 +37,7 @@ class State:
         return self.hidden is not None and self.fed == self.count - 1
 
 
-class AssistantDrafter:
+class AssistantDrafter(Drafter):
     """Drafts for all sequences together: one pass per depth. `pool` is the target's."""
 
     name = ASSISTANT.name
@@ -64,10 +64,6 @@ class AssistantDrafter:
 
     def ready(self, sequence_id: int) -> int:
         return sequence_id in self._states
-
-    def peek(self, sequence_id: int, depth: int) -> list[int]:  # noqa: ARG002
-        """Each draft is a pass: nothing is free."""
-        return []
 
     def device_half(self, slots: SlotTensors, capture: Capture) -> AssistantDeviceHalf:  # noqa: ARG002
         """See `draft/assistant_device.py`."""

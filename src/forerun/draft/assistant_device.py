@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from forerun.draft.arms import ASSISTANT
-from forerun.draft.protocol import FollowShape, SlotTensors
+from forerun.draft.drawing import draw_on_device
+from forerun.draft.protocol import DeviceHalf, FollowShape, SlotTensors
 from forerun.kernels.interface import PassRows
 from forerun.kernels.packed import Packed
 from forerun.models.layers.rows import Pass
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from forerun.draft.assistant import AssistantDrafter
 
 
-class AssistantDeviceHalf:
+class AssistantDeviceHalf(DeviceHalf):
     """Of all batch slots."""
 
     name = ASSISTANT.name
@@ -42,10 +43,6 @@ class AssistantDeviceHalf:
         self._turn(slot, live=1)
         return True
 
-    def grow(self, slot: int, tokens: int) -> bool:  # noqa: ARG002
-        """The pages are the target's."""
-        return True
-
     def leave(self, slot: int, length: int | None) -> None:
         """The host half goes on at `length`; a sequence that is over is only forgotten."""
         sequence_id = self._joined.get(slot)
@@ -60,22 +57,9 @@ class AssistantDeviceHalf:
         self._asked.here["live"][slot] = live
         self._asked.send()
 
-    def before_round(self, shape: FollowShape, captured: bool) -> None:
-        """Nothing is put off."""
-
-    def may_repeat(self, shape: FollowShape) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
-
-    def launched(self, shape: FollowShape) -> None:
-        """Nothing to count."""
-
     def idle_values(self) -> list[tuple[Tensor, int]]:
         """Nobody to draft for."""
         return [(self.live, 0)]
-
-    def prepare(self, slots: int) -> None:
-        """Rounds are all there is."""
 
     def after_pass(
         self,
@@ -96,26 +80,13 @@ class AssistantDeviceHalf:
 
     def _draft(self, shape: FollowShape, hidden: Tensor) -> None:
         """`hidden` [slots, hidden]: of the last committed position of each slot."""
-        from forerun.kernels.gpu.choosing import choose_tokens
-        from forerun.kernels.gpu.editing import edit_drafts
-
         slots, assistant, count, vocab = self.slots, self.drafter.assistant, shape.slots, self.drafter.vocab
         last = (slots.position[:count] - 1).clamp_(min=0)  # of idle slots it may be anything
         rows = PassRows.uniform(1, last, [table[:count] for table in slots.tables], slots.recurrent[:count])
-        places, bad = slots.position[:count].long(), torch.empty(count, dtype=torch.int32, device=hidden.device)
-        edits = slots.edits if shape.edited else None
-        tokens = slots.pending[:count]
+        places, tokens = slots.position[:count].long(), slots.pending[:count]
         for step in range(shape.drafts):
             found = assistant.forward(hidden, Pass(tokens, rows, self.drafter.pool.layers, None, False))
-            logits = assistant.logits(found)
-            if edits is not None:
-                edited = torch.empty(count, vocab, dtype=torch.float32, device=hidden.device)
-                edit_drafts(logits, vocab, slots.drafts[:, :count].T, step, edits, None, edited)
-                logits = edited
-            tokens = slots.drafts[step, :count]
-            choose_tokens(
-                logits, vocab, slots.temperature[:count], slots.seed[:count], places + (1 + step), tokens, bad
-            )
+            tokens = draw_on_device(slots, shape, step, assistant.logits(found), places + (1 + step), vocab)
             if step + 1 < shape.drafts:
                 hidden = assistant.project(found)
         torch.mul(self.live[:count], shape.drafts, out=slots.drafted[:count])

@@ -5,18 +5,13 @@ It needs no model and no training, and shines where an answer repeats its prompt
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from forerun.draft.automaton import SuffixAutomaton
-from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
+from forerun.draft.protocol import Draft, Drafter, Want
 from forerun.errors import ForerunError
 from forerun.models.layers.media import PromptMedia
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-
-class Lookup:
+class Lookup(Drafter):
     """Drafts by copying after the longest suffix that occurred before, when it has at least `minimum_match` tokens.
 
     Drafts are deterministic, so their probabilities are None (one-hot). `open` indexes the prompt at once; committed
@@ -29,7 +24,6 @@ class Lookup:
     """
 
     name = "lookup"
-    wants_features = False
 
     def __init__(self, minimum_match: int = 2) -> None:
         if minimum_match < 1:
@@ -47,9 +41,6 @@ class Lookup:
         """Queues committed tokens."""
         self._queued[sequence_id].extend(tokens)
 
-    def feed(self, sequence_id: int, features: Tensor) -> None:
-        """Needs no features."""
-
     def propose(self, wants: list[Want]) -> list[Draft]:
         """One draft per want, empty where the end of the text has no earlier twin."""
         return [Draft(self.draft(want.sequence_id, want.depth), None) for want in wants]
@@ -62,9 +53,6 @@ class Lookup:
     def peek(self, sequence_id: int, depth: int) -> list[int]:
         """What it would draft: copying costs nothing."""
         return self.draft(sequence_id, depth)
-
-    def device_half(self, slots: SlotTensors, capture: Capture) -> None:
-        """The host copies."""
 
     def close(self, sequence_id: int) -> None:
         """Forgets the sequence."""

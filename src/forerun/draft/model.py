@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.drawing import Drawing
-from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
+from forerun.draft.protocol import Draft, Drafter, Want
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.media import PromptMedia
@@ -36,11 +36,10 @@ class State:
         self.cache.rewind(self.same)
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts for all sequences together: one catch-up pass, then one pass per depth."""
 
     name = "model"
-    wants_features = False
 
     def __init__(self, model: Decoder, pool: PagePool, vocab: int, chunk: int) -> None:
         if pool.states is not None:
@@ -52,23 +51,16 @@ class ModelDrafter:
         self._states: dict[int, State] = {}
 
     def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:  # noqa: ARG002
-        self._states[sequence_id] = State(SequenceCache(self.pool), list(tokens))
+        self._states[sequence_id] = State(SequenceCache(self.pool), [])
+        self.observe(sequence_id, tokens)
 
     def observe(self, sequence_id: int, tokens: list[int]) -> None:
+        if max(tokens) >= self.model.config.vocab:
+            raise ForerunError(f"the text has token {max(tokens)}, and its tokens end at {self.model.config.vocab - 1}")
         self._states[sequence_id].tokens += tokens
 
-    def feed(self, sequence_id: int, features: Tensor) -> None:
-        """Needs no features."""
-
     def ready(self, sequence_id: int) -> bool:
-        return sequence_id in self._states
-
-    def peek(self, sequence_id: int, depth: int) -> list[int]:  # noqa: ARG002
-        """Each draft is a pass: nothing is free."""
-        return []
-
-    def device_half(self, slots: SlotTensors, capture: Capture) -> None:
-        """Its passes are launched by the host."""
+        return len(self._states[sequence_id].tokens) < self.model.config.context
 
     def close(self, sequence_id: int) -> None:
         state = self._states.pop(sequence_id, None)
@@ -76,6 +68,13 @@ class ModelDrafter:
             state.cache.release()
 
     def propose(self, wants: list[Want]) -> list[Draft]:
+        """Nothing for a text that would leave the context that the draft model knows."""
+        fits = [len(self._states[w.sequence_id].tokens) + w.depth <= self.model.config.context for w in wants]
+        served = [want for want, fitting in zip(wants, fits, strict=True) if fitting]
+        made = iter(self._draft(served) if served else ())
+        return [next(made) if fitting else Draft([]) for fitting in fits]
+
+    def _draft(self, wants: list[Want]) -> list[Draft]:
         states = [self._states[want.sequence_id] for want in wants]
         for state, want in zip(states, wants, strict=True):
             state.rewind()
@@ -85,11 +84,11 @@ class ModelDrafter:
             state.cache.grow(room)
             self._prefill(state)
         drawing = Drawing(wants, self.vocab)
-        rows = self._catch_up(states)
+        rows = self._pass([(state, state.tokens[len(state.fed) :]) for state in states], prefill=False)
         for depth in range(max(want.depth for want in wants)):
             live = drawing.live(depth)
             if depth and live:
-                rows = self._feed([(states[index], [drawing.tokens[index][-1]]) for index in live])
+                rows = self._pass([(states[index], [drawing.tokens[index][-1]]) for index in live], prefill=False)
             drawing.draw(live, rows)
         return drawing.drafts()
 
@@ -98,12 +97,6 @@ class ModelDrafter:
         while (gap := len(state.tokens) - len(state.fed)) > FEW:
             tokens = state.tokens[len(state.fed) : len(state.fed) + min(self.chunk, gap - 1)]
             self._pass([(state, tokens)], prefill=True)
-
-    def _catch_up(self, states: list[State]) -> Tensor:
-        return self._feed([(state, state.tokens[len(state.fed) :]) for state in states])
-
-    def _feed(self, work: list[tuple[State, list[int]]]) -> Tensor:
-        return self._pass(work, prefill=False)
 
     def _pass(self, work: list[tuple[State, list[int]]], prefill: bool) -> Tensor:
         """Feed tokens to their sequences; logits after the last token of each, [sequences, vocabulary]."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.drawing import Drawing
 from forerun.draft.mtp_device import MtpDeviceHalf
-from forerun.draft.protocol import Capture, Draft, SlotTensors, Want
+from forerun.draft.protocol import Capture, Draft, Drafter, SlotTensors, Want
 from forerun.models.layers.media import PromptMedia
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import make_pass
@@ -75,7 +75,7 @@ class State:
             self.media = None
 
 
-class MtpDrafter:
+class MtpDrafter(Drafter):
     """Drafts for all sequences together: one catch-up pass, then one pass per depth after the first."""
 
     name = "mtp"
@@ -137,10 +137,6 @@ class MtpDrafter:
 
     def ready(self, sequence_id: int) -> int:
         return sequence_id in self._states
-
-    def peek(self, sequence_id: int, depth: int) -> list[int]:  # noqa: ARG002
-        """Each draft is a pass of the head: nothing is free."""
-        return []
 
     def device_half(self, slots: SlotTensors, capture: Capture) -> MtpDeviceHalf:
         """See `draft/mtp_device.py`."""

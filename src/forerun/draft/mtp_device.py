@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from forerun.draft.arms import MTP
-from forerun.draft.protocol import Capture, FollowShape, SlotTensors
+from forerun.draft.drawing import draw_on_device
+from forerun.draft.protocol import Capture, DeviceHalf, FollowShape, SlotTensors
 from forerun.kernels.interface import PassRows
 from forerun.kernels.packed import Packed
 from forerun.models.layers.rows import Pass
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 RING = 16  # rounds whose features are kept; a power of two
 
 
-class MtpDeviceHalf:
+class MtpDeviceHalf(DeviceHalf):
     """Of all batch slots; `behind_most` is how many positions any of them has yet to be read."""
 
     name = MTP.name
@@ -181,31 +182,12 @@ class MtpDeviceHalf:
 
     def _draft(self, shape: FollowShape, last: Tensor) -> None:
         """`last` [slots, hidden]: the head's output at the last accepted row of each slot."""
-        from forerun.kernels.gpu.choosing import choose_tokens
-        from forerun.kernels.gpu.editing import edit_drafts
-
         slots, head, count = self.slots, self.head, shape.slots
-        position, bad = slots.position[:count], torch.empty(count, dtype=torch.int32, device=last.device)
+        position, vocab = slots.position[:count], min(self.drafter.vocab, head.output.shape[0])
         places = position.long()
-        vocab = min(self.drafter.vocab, head.output.shape[0])
-        edits = slots.edits if shape.edited else None
         for step in range(shape.drafts):
             if step:
                 batch = self._rows(slots.drafts[step - 1, :count], 1, position + (step - 1), count)
                 last = head.forward(last, batch)
-            logits = head.logits(last)
-            if edits is not None:
-                edited = torch.empty(count, vocab, dtype=torch.float32, device=last.device)
-                edit_drafts(logits, vocab, slots.drafts[:, :count].T, step, edits, head.vocabulary, edited)
-                logits = edited
-            choose_tokens(
-                logits,
-                vocab,
-                slots.temperature[:count],
-                slots.seed[:count],
-                places + (1 + step),
-                slots.drafts[step, :count],
-                bad,
-                ids=head.vocabulary,
-            )
+            draw_on_device(slots, shape, step, head.logits(last), places + (1 + step), vocab, head.vocabulary)
         torch.mul(self.live[:count], shape.drafts, out=slots.drafted[:count])

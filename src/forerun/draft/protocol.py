@@ -4,6 +4,8 @@ A proposal is checked token by token by the target. A drafter that is wrong, lat
 wrong token, so the protocol has no way to report success or failure.
 """
 
+# ruff: noqa: ARG002 - what a drafter does unless it says otherwise is mostly nothing
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -94,7 +96,7 @@ class DeviceHalf(Protocol):
 
     def grow(self, slot: int, tokens: int) -> bool:
         """More room; False when there is none."""
-        ...
+        return True
 
     def leave(self, slot: int, length: int | None) -> None:
         """Hand a sequence back with `length` tokens in its cache; None: it is over."""
@@ -106,11 +108,11 @@ class DeviceHalf(Protocol):
 
     def before_round(self, shape: FollowShape, captured: bool) -> None:
         """A round is about to be launched, or to be captured first."""
-        ...
+        return
 
     def may_repeat(self, shape: FollowShape) -> bool:
         """Can such a round follow at once, with nothing captured before it?"""
-        ...
+        return True
 
     def after_pass(
         self, shape: FollowShape, features: Tensor, chosen: Tensor, before: Tensor, accepted: Tensor
@@ -120,7 +122,7 @@ class DeviceHalf(Protocol):
 
     def launched(self, shape: FollowShape) -> None:
         """Such a round was launched."""
-        ...
+        return
 
     def idle_values(self) -> list[tuple[Tensor, int]]:
         """What it keeps for each slot, and what that is while nobody sits there."""
@@ -128,14 +130,17 @@ class DeviceHalf(Protocol):
 
     def prepare(self, slots: int) -> None:
         """Capture whatever rounds of so many slots may need beside themselves."""
-        ...
+        return
 
 
 class Drafter(Protocol):
-    """Proposes tokens for many sequences. Keeps its own state for each, between `open` and `close`."""
+    """Proposes tokens for many sequences. Keeps its own state for each, between `open` and `close`.
+
+    Unless it says otherwise, it needs no features, drafts nothing for free and has no part in a device's rounds.
+    """
 
     name: str
-    wants_features: bool  # does it look inside the target? Then `feed` is called.
+    wants_features: bool = False  # does it look inside the target? Then `feed` is called.
 
     def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:
         """A sequence begins; `tokens` is its prompt, and `media` what stands in it in place of placeholders."""
@@ -151,7 +156,7 @@ class Drafter(Protocol):
         By then the tokens up to and including the one after the last of these positions are known, except at the end
         of the prompt. Called only when `wants_features` is set. Keep a copy: the tensor may be reused.
         """
-        ...
+        return
 
     def propose(self, wants: list[Want]) -> list[Draft]:
         """One draft for each want, in the same order. A draft may be shorter than asked for, or empty."""
@@ -166,11 +171,11 @@ class Drafter(Protocol):
 
     def peek(self, sequence_id: int, depth: int) -> list[int]:
         """What it would draft now, where that costs next to nothing; else nothing. Called after `ready`."""
-        ...
+        return []
 
     def device_half(self, slots: SlotTensors, capture: Capture) -> DeviceHalf | None:
         """The part of it that runs inside the rounds of a device, if it has one; asked once, when an engine is made."""
-        ...
+        return None
 
     def close(self, sequence_id: int) -> None:
         """The sequence is over; forget it. Closing one that is not open does nothing."""

@@ -1,11 +1,12 @@
 """The batch slots of a device: the sequences of its rounds, in buffers that captured graphs read and write.
 
 Between rounds the device alone knows how far each slot has come; the host follows a step behind. A sequence that joins
-or leaves changes its own slot and nothing else.
+or leaves changes its own slot and nothing else: the others keep their slots and their drafts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from forerun.cache.groups import HOLE
 from forerun.cache.pages import PagePool, SequenceCache
+from forerun.draft.protocol import Capture, DeviceHalf
+from forerun.engine.drafters import Drafters
+from forerun.engine.graphs import batch_size_for
 from forerun.engine.sequence import Sequence
 from forerun.kernels.interface import WIDEST
 from forerun.kernels.packed import Packed
@@ -44,12 +48,12 @@ class Occupant:
 
 
 class BatchSlots:
-    """What graphs read of each slot, and the occupants as the host knows them."""
+    """What graphs read of each slot, and the occupants as the host knows them; a drafter's device half in step."""
 
-    def __init__(self, most: int, pages: int, pool: PagePool, vocab: int) -> None:
+    def __init__(self, most: int, pages: int, pool: PagePool, drafters: Drafters, capture: Capture) -> None:
         """`pages`: the most a sequence may hold."""
         device = pool.device
-        self.pool, self.most, self.most_pages, self.vocab = pool, most, pages, vocab
+        self.pool, self.most, self.most_pages, self.drafters, self.vocab = pool, most, pages, drafters, drafters.vocab
         self._edits: EditBuffers | None = None  # made when the first sequence with edits joins
         self.occupants: dict[int, Occupant] = {}
         whole, real, small = torch.int64, torch.float64, torch.int32
@@ -80,6 +84,8 @@ class BatchSlots:
         for slot in range(most):
             self._turn_pages(slot, None)
         self._asked.send()
+        halves = [drafter.device_half(self, capture) for drafter in drafters.by_name.values()]
+        self.half: DeviceHalf | None = next((half for half in halves if half is not None), None)
 
     def slot_of(self, sequence: Sequence) -> int | None:
         """Where it sits."""
@@ -90,7 +96,78 @@ class BatchSlots:
         """Slots up to the last one that is taken."""
         return 1 + max(self.occupants, default=-1)
 
-    def change(self, joining: dict[int, Sequence], leaving: list[int]) -> None:
+    def changes(self, sequences: list[Sequence]) -> bool:
+        """Would `assign` let anybody join or leave?"""
+        staying = {id(one.sequence) for one in self.occupants.values() if not one.stale}
+        return staying != {id(sequence) for sequence in sequences}
+
+    def assign(self, sequences: list[Sequence]) -> list[int]:
+        """The slot of each of them; everybody else leaves."""
+        staying = {id(sequence) for sequence in sequences}
+        small = batch_size_for(max(1, len(sequences)))  # slots of the smallest graphs that hold all of them
+        taken = {id(one.sequence): slot for slot, one in self.occupants.items() if id(one.sequence) in staying}
+        taken = {who: slot for who, slot in taken.items() if slot < small}  # others move to where somebody left
+        leaving = set(self.occupants) - set(taken.values())
+        joining = {  # again, as the host knows it
+            slot: self.occupants[slot].sequence
+            for slot in taken.values()
+            if self.occupants[slot].stale or not self._follow_pages(slot)
+        }
+        free = iter(sorted(set(range(self.most)) - set(taken.values())))
+        for sequence in sequences:
+            if id(sequence) not in taken:
+                taken[id(sequence)] = slot = next(free)
+                joining[slot] = sequence
+        if leaving or joining:
+            self._change(joining, leaving)
+        return [taken[id(sequence)] for sequence in sequences]
+
+    def leave(self, sequences: Iterable[Sequence]) -> None:
+        """These leave their slots."""
+        found = {slot for sequence in sequences if (slot := self.slot_of(sequence)) is not None}
+        if found:
+            self._change({}, found)
+
+    def _follow_pages(self, slot: int) -> bool:
+        """Take over pages that its sequence got; its drafts stay. False when the sequence was moved."""
+        occupant = self.occupants[slot]
+        cache = occupant.sequence.cache
+        if cache.slot != occupant.recurrent or not cache.still_holds(occupant.blocks):
+            return False  # it was parked and came back elsewhere
+        if len(cache.pages) > occupant.pages:
+            occupant.blocks = [list(held) for held in cache.blocks]
+            self._turn_pages(slot, cache)
+            self._asked.send()
+            half, has_room = self.half, False
+            if half is not None and half.follows(slot):
+                with self.drafters.guarded(occupant.sequence, half.name):
+                    has_room = half.grow(slot, len(cache.pages) * self.pool.page)
+                if not has_room:
+                    self._half_leaves(slot, occupant.sequence)
+        return True
+
+    def _change(self, joining: dict[int, Sequence], leaving: set[int]) -> None:
+        for slot in {*leaving, *joining} & set(self.occupants):
+            self._half_leaves(slot, self.occupants[slot].sequence)
+        self._write(joining, leaving - set(joining))
+        half = self.half
+        for slot, sequence in joining.items():
+            if half is not None and half.name in sequence.arms:
+                with self.drafters.guarded(sequence, half.name):
+                    self.drafters.tell(sequence, half.name)
+                    half.join(slot, sequence.id, len(sequence.cache.pages) * self.pool.page)
+
+    def _half_leaves(self, slot: int, sequence: Sequence) -> None:
+        """The host half goes on from where the sequence stands, unless it was closed."""
+        half = self.half
+        if half is not None and half.follows(slot) and half.name in sequence.told:
+            with self.drafters.guarded(sequence, half.name):
+                self.drafters.tell(sequence, half.name)
+                half.leave(slot, sequence.cache.length)
+        if half is not None and half.follows(slot):  # it was closed, or failed
+            half.leave(slot, None)
+
+    def _write(self, joining: dict[int, Sequence], leaving: set[int]) -> None:
         """Put sequences into slots as the host knows them, without drafts; slots that are left idle."""
         asked, put = self._asked.here, self._put.here
         put["new"].fill(0)
@@ -140,13 +217,6 @@ class BatchSlots:
 
             self._edits = EditBuffers(self.most, self.vocab, self.pool.device)
         return self._edits
-
-    def add_pages(self, slot: int) -> None:
-        """A sequence got more pages; its drafts stay."""
-        occupant = self.occupants[slot]
-        occupant.blocks = [list(held) for held in occupant.sequence.cache.blocks]
-        self._turn_pages(slot, occupant.sequence.cache)
-        self._asked.send()
 
     def _turn_pages(self, slot: int, cache: SequenceCache | None) -> None:
         """Write its block tables here; they are sent with the rest."""

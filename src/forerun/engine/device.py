@@ -8,23 +8,22 @@ sequence alone, by passes of its own; it never drags the batch along.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from forerun.draft.arms import ARMS
-from forerun.draft.protocol import DeviceHalf, Drafter
+from forerun.draft.protocol import Drafter
 from forerun.engine.batch_slots import BatchSlots, Occupant
 from forerun.engine.constrained import constrain
 from forerun.engine.drafters import Drafters
 from forerun.engine.graphs import BATCH_SIZES, GraphedTarget, batch_size_for
 from forerun.engine.host import HostExecutor, failed
-from forerun.engine.plan import GoesOn, Outcome, Plan, Result, Ticket, Turn
+from forerun.engine.plan import GoesOn, Result, Round, Turn
 from forerun.engine.round_graphs import RoundGraphs, Shape
 from forerun.engine.sequence import Sequence
-from forerun.engine.slot_assignment import SlotAssignment
 from forerun.errors import ForerunError
 from forerun.kernels.interface import LARGEST_TOP_K, WIDEST
 from forerun.policy.costs import CostTable, RoundTime
@@ -36,33 +35,25 @@ ASIDE = 4  # rounds that the host decides for a sequence after one the device co
 
 
 @dataclass(slots=True)
-class RoundUnderWay:
-    """A round under way."""
+class Launched:
+    """The part of a round that the device runs."""
 
     turns: list[Turn]
     slots: list[int]  # of each turn
     drafted: list[int]  # real drafts of each
     shape: Shape
     began: float  # when the host began to work for it
-    launched_at: float
-    waiting: float  # seconds that the device had nothing to do for want of the host's drafts
-    drafting: float  # seconds the host spent on drafts
-    result: Tensor  # [slots, width + 2] in host memory: chosen tokens, accepted drafts, whether the first row was bad
-    events: list[torch.cuda.Event]  # its beginning and its end, on a GPU
-    typical: bool  # its time tells what such rounds cost: nothing was compiled or captured for it
+    waiting: float = 0.0  # seconds that the device had nothing to do for want of the host's drafts
+    drafting: float = 0.0  # seconds the host spent on drafts
+    typical: bool = True  # its time tells what such rounds cost: nothing was compiled or captured for it
+    launched_at: float = 0.0
+    events: list[torch.cuda.Event] = field(default_factory=list)  # its beginning and its end, on a GPU
+    # [slots, width + 2] in host memory: chosen tokens, accepted drafts, whether the first row was bad.
+    result: Tensor = field(init=False)
 
     def seconds(self, now: float) -> float:
         """What it took the device, however late the host looks at it."""
         return self.events[0].elapsed_time(self.events[1]) / 1e3 if self.events else now - self.launched_at
-
-
-@dataclass(slots=True)
-class DeviceTicket:
-    """What was started."""
-
-    plan: Plan
-    under_way: RoundUnderWay | None
-    beside: Outcome  # prompts that were read and rounds that the host ran meanwhile
 
 
 def device_executor(
@@ -72,21 +63,20 @@ def device_executor(
     return DeviceExecutor(target, Drafters(drafters, vocab), costs)
 
 
-class DeviceExecutor:
-    """Whole rounds as graphs; see `engine/round_graphs.py`."""
+class DeviceExecutor(HostExecutor):
+    """Whole rounds as graphs, see `engine/round_graphs.py`; `costs` are those of the rounds that the host runs."""
 
     runs_ahead = True
     uniform = True
 
     def __init__(self, target: GraphedTarget, drafters: Drafters, costs: CostTable) -> None:
         pool = target.pool
-        self.pool, self.drafters, self.costs, self.counts = pool, drafters, costs, target.counts
-        self.host = HostExecutor(target, drafters, CostTable(), restartable=False)
-        self.slots = BatchSlots(BATCH_SIZES[-1], target.tables[0].shape[1], pool, drafters.vocab)
-        halves = [drafter.device_half(self.slots, target.graphs.capture) for drafter in drafters.by_name.values()]
-        self.half: DeviceHalf | None = next((half for half in halves if half is not None), None)
+        super().__init__(target, drafters, CostTable(), restartable=False)
+        self.pool, self.device_costs, self.counts = pool, costs, target.counts
+        pages = target.tables[0].shape[1]
+        self.slots = BatchSlots(BATCH_SIZES[-1], pages, pool, drafters, target.graphs.capture)
+        self.half = self.slots.half
         self.rounds = RoundGraphs(target.decoder, self.slots, target.graphs, self.half, drafters.vocab)
-        self.assignment = SlotAssignment(self.slots, self.half, drafters)
         self._aside: dict[int, int] = {}  # sequence → rounds that the host decides for it
         # The results and the times of two rounds: one under way, one that is being delivered.
         cuda = pool.device.type == "cuda"
@@ -104,26 +94,26 @@ class DeviceExecutor:
 
     def costs_of(self, sequences: list[Sequence]) -> CostTable:
         """Rounds that the host runs have a table of their own."""
-        return self.costs if any(map(self._decides_for, sequences)) else self.host.costs
+        return self.device_costs if any(map(self._decides_for, sequences)) else self.costs
 
-    def start(self, plan: Plan) -> DeviceTicket:
+    def start(self, work: Round) -> None:
         """The device's round first: what the host does then is hidden behind it."""
-        ours, rest = self._split(plan.turns)
+        ours, rest = self._split(work.turns)
         drafting = self._draft(ours)
         broken = [failed(turn, turn.error) for turn in ours if turn.error is not None]
         ours = [turn for turn in ours if turn.error is None]
-        under_way = self._launch(ours, plan.began, drafting) if ours else None
+        if ours:
+            work.launched = self._launch(ours, work.began, drafting)
         try:
-            prompts = [self.host.read(chunk) for chunk in plan.prompts]
-            beside = Outcome()
+            work.prompts = [self.read(chunk) for chunk in work.chunks]
+            work.ended = time.perf_counter()
             if rest:
-                self.assignment.leave(turn.sequence for turn in rest)
-                beside = self.host.run(rest, time.perf_counter() if under_way or prompts else plan.began)
-            beside.prompts, beside.results = prompts, beside.results + broken
+                self.slots.leave(turn.sequence for turn in rest)
+                self.run(work, rest, work.ended if work.launched or work.prompts else work.began)
+            work.results += broken
         except BaseException as error:
-            self._abandon(plan.turns, error)
+            self._abandon(work.turns, error)
             raise
-        return DeviceTicket(plan, under_way, beside)
 
     def _abandon(self, turns: list[Turn], error: BaseException) -> None:
         """Their round was launched and nobody will look at what it gave: they cannot go on."""
@@ -176,10 +166,10 @@ class DeviceExecutor:
             constrain(turn)
         return time.perf_counter() - began if uploading else 0.0
 
-    def _launch(self, turns: list[Turn], began: float, drafting: float) -> RoundUnderWay:
+    def _launch(self, turns: list[Turn], began: float, drafting: float) -> Launched:
         uploading = any(map(self._uploads, turns))
-        same = not self.assignment.changes([turn.sequence for turn in turns])
-        slots = self.assignment.assign([turn.sequence for turn in turns])
+        same = not self.slots.changes([turn.sequence for turn in turns])
+        slots = self.slots.assign([turn.sequence for turn in turns])
         for turn, slot in zip(turns, slots, strict=True):  # first of all: what is captured must find their tables
             if turn.sequence.constraint is not None:
                 self.slots.mask(slot, turn.masks)
@@ -193,48 +183,39 @@ class DeviceExecutor:
         drafted = self._hand_out_drafts(turns, slots, shape)
         # The device had nothing to do meanwhile. Whoever joins makes any round wait.
         waiting = (time.perf_counter() - began if same else drafting) if uploading else 0.0
-        return self._launch_graphs(turns, slots, drafted, shape, began, waiting, drafting, typical)
+        return self._launch_graphs(Launched(turns, slots, drafted, shape, began, waiting, drafting, typical))
 
-    def _launch_again(self, last: RoundUnderWay, now: float) -> DeviceTicket:
+    def _launch_again(self, last: Launched, now: float) -> Round:
         """As the last round, with nothing in between that the device would wait for."""
         shape, occupants = last.shape, self.slots.occupants
         if self.half is not None and shape.followed:
             self.half.before_round(shape.follow, True)
         drafted = [min(shape.width - 1, occupants[slot].held) for slot in last.slots]
-        under_way = self._launch_graphs(last.turns, last.slots, drafted, shape, now, 0.0, 0.0, True)
-        return DeviceTicket(Plan(last.turns, [], now), under_way, Outcome())
+        launched = self._launch_graphs(Launched(last.turns, last.slots, drafted, shape, now))
+        return Round(last.turns, [], now, launched=launched)
 
-    def _launch_graphs(
-        self,
-        turns: list[Turn],
-        slots: list[int],
-        drafted: list[int],
-        shape: Shape,
-        began: float,
-        waiting: float,
-        drafting: float,
-        typical: bool,
-    ) -> RoundUnderWay:
+    def _launch_graphs(self, launched: Launched) -> Launched:
+        shape = launched.shape
         self._events.reverse()
-        launched_at, events = time.perf_counter(), self._events[0]
+        launched.launched_at, launched.events = time.perf_counter(), self._events[0]
         try:
-            if events:
-                events[0].record()
+            if launched.events:
+                launched.events[0].record()
             device_result = self.rounds.launch(shape)
             self._results.reverse()
             host = self._results[0][: shape.slots * (shape.width + 2)].view(shape.slots, shape.width + 2)
-            host.copy_(device_result, non_blocking=True)
-            if events:
-                events[1].record()
+            launched.result = host.copy_(device_result, non_blocking=True)
+            if launched.events:
+                launched.events[1].record()
         except BaseException as error:
-            self._abandon(turns, error)
+            self._abandon(launched.turns, error)
             raise
-        for slot in slots:
+        for slot in launched.slots:
             follows = self.half is not None and self.half.follows(slot)
             self.slots.occupants[slot].held = shape.drafts if follows else 0
         if self.half is not None and shape.followed:
             self.half.launched(shape.follow)
-        return RoundUnderWay(turns, slots, drafted, shape, began, launched_at, waiting, drafting, host, events, typical)
+        return launched
 
     def _shape(self, turns: list[Turn], slots: list[int], width: int) -> Shape:
         params = [turn.sequence.request.sampling for turn in turns]
@@ -273,72 +254,70 @@ class DeviceExecutor:
         self.slots.give(given)
         return drafted
 
-    def finish(self, ticket: Ticket, again: GoesOn | None) -> Outcome:
+    def finish(self, work: Round, again: GoesOn | None) -> None:
         """Wait for the device, start the same turns again where they go on, then look at what came."""
-        assert isinstance(ticket, DeviceTicket)
-        under_way, outcome = ticket.under_way, ticket.beside
-        if under_way is None:
-            return outcome
-        if outcome.results or outcome.prompts or not self._may_repeat(under_way):
+        launched = work.launched
+        if launched is None:
+            return
+        # Whoever was interrupted here comes again, and may have started them already.
+        if work.again or work.results or work.prompts or not self._may_repeat(launched):
             again = None
-        if under_way.events:
-            under_way.events[1].synchronize()
-        now, width, lines = time.perf_counter(), under_way.shape.width, under_way.result.tolist()
-        lines = [lines[slot] for slot in under_way.slots]
-        if again is not None and all(self._goes_on(under_way, index, line, again) for index, line in enumerate(lines)):
-            outcome.again = self._launch_again(under_way, now)
+        if launched.events:
+            launched.events[1].synchronize()
+        now, width, lines = time.perf_counter(), launched.shape.width, launched.result.tolist()
+        lines = [lines[slot] for slot in launched.slots]
+        if again is not None and all(self._goes_on(launched, index, line, again) for index, line in enumerate(lines)):
+            work.again = self._launch_again(launched, now)
         results = []
-        for turn, slot, drafted, line in zip(under_way.turns, under_way.slots, under_way.drafted, lines, strict=True):
-            accepted, keep = line[width], partial(self._keep, self.slots.occupants[slot], line[width] + 1)
+        for turn, slot, drafted, line in zip(launched.turns, launched.slots, launched.drafted, lines, strict=True):
+            accepted, keep = line[width], partial(self._keep_rows, self.slots.occupants[slot], line[width] + 1)
             result = Result(turn, line[: accepted + 1], accepted, drafted + turn.cut, keep, advanced=True)
             if line[-1]:
                 result.error = bad_row(turn.sequence.request.sampling.needs_edits or turn.masks is not None)
             elif accepted < 0:
                 self._aside[turn.sequence.id] = ASIDE
             results.append(result)
-        self._account(under_way, results, outcome, now)
-        if outcome.results:  # the order is the plan's
-            found = {id(result.turn): result for result in (*results, *outcome.results)}
-            results = [found[id(turn)] for turn in ticket.plan.turns]
-        outcome.results, outcome.ended, outcome.typical = results, now, under_way.typical
-        return outcome
+        self._account(launched, results, work, now)
+        found = {id(result.turn): result for result in (*results, *work.results)}
+        work.results = [found[id(turn)] for turn in work.turns]
+        work.ended, work.typical = now, launched.typical
 
-    def _may_repeat(self, under_way: RoundUnderWay) -> bool:
+    def _may_repeat(self, launched: Launched) -> bool:
         """Nothing to capture or to upload, every slot where the host is."""
-        if any(self._uploads(turn) or turn.sequence.constraint is not None for turn in under_way.turns):
+        if any(self._uploads(turn) or turn.sequence.constraint is not None for turn in launched.turns):
             return False
-        if any(self.slots.occupants[slot].stale for slot in under_way.slots):
+        if any(self.slots.occupants[slot].stale for slot in launched.slots):
             return False
-        return self.half is None or not under_way.shape.followed or self.half.may_repeat(under_way.shape.follow)
+        return self.half is None or not launched.shape.followed or self.half.may_repeat(launched.shape.follow)
 
-    def _goes_on(self, under_way: RoundUnderWay, index: int, line: list[int], again: GoesOn) -> bool:
+    def _goes_on(self, launched: Launched, index: int, line: list[int], again: GoesOn) -> bool:
         """A token was decided on, there are pages for another round, and nobody wants anything else."""
-        width, turn = under_way.shape.width, under_way.turns[index]
+        width, turn = launched.shape.width, launched.turns[index]
         accepted = line[width]
         if accepted < 0 or line[-1]:
             return False
-        room = self.slots.occupants[under_way.slots[index]].pages * self.pool.page
+        room = self.slots.occupants[launched.slots[index]].pages * self.pool.page
         if turn.sequence.cache.length + accepted + 1 + width > room:
             return False
-        return again(index, turn, line[: accepted + 1], under_way.drafted[index])
+        return again(index, turn, line[: accepted + 1], launched.drafted[index])
 
-    def _account(self, under_way: RoundUnderWay, results: list[Result], outcome: Outcome, now: float) -> None:
+    def _account(self, launched: Launched, results: list[Result], work: Round, now: float) -> None:
         """What the round took, and what that tells."""
-        alone, count = under_way.seconds(now), len(under_way.turns)
+        alone, count = launched.seconds(now), len(launched.turns)
         for result in results:
-            result.took, result.drafting = now - under_way.began, under_way.drafting
-            result.seconds = alone + (under_way.waiting if self._uploads(result.turn) else 0.0)
-        measured = RoundTime(count, count * under_way.shape.width, alone)
+            result.took, result.drafting = now - launched.began, launched.drafting
+            result.seconds = alone + (launched.waiting if self._uploads(result.turn) else 0.0)
+        measured = RoundTime(count, count * launched.shape.width, alone)
         if count == 1:
-            measured.drafter, measured.drafted = under_way.turns[0].decision.drafter, under_way.drafted[0]
-            measured.drafting = under_way.waiting
-        if under_way.shape.drafts and self.half is not None:
-            measured.inside = (self.half.name, under_way.shape.drafts)
-        if under_way.typical:
-            outcome.times.append((self.costs, measured))
+            measured.drafter, measured.drafted = launched.turns[0].decision.drafter, launched.drafted[0]
+            measured.drafting = launched.waiting
+        if launched.shape.drafts and self.half is not None:
+            measured.inside = (self.half.name, launched.shape.drafts)
+        if launched.typical:
+            work.times.append((self.device_costs, measured))
 
-    def _keep(self, occupant: Occupant, by_device: int, count: int) -> None:
-        """The device has kept its rows by itself; where the host dropped some, the slot is not where it is."""
+    def _keep_rows(self, occupant: Occupant, by_device: int, count: int) -> None:
+        """The device has kept them by itself; where the host dropped some, the slot is not where it is."""
         occupant.sequence.cache.committed(count, by_device=by_device)
         occupant.stale |= count != by_device
 
@@ -349,7 +328,7 @@ class DeviceExecutor:
         """
         if not self.rounds.graphs.real:
             return []
-        self.assignment.assign([])
+        self.slots.assign([])
         half = self.half
         shapes = [Shape(1, width, half is not None, filtered, False, drafts=0) for width in (1, *UPLOADED)]
         if half is not None:
@@ -380,7 +359,7 @@ class DeviceExecutor:
     def forget(self, sequence: Sequence) -> None:
         """Its slot is free."""
         self._aside.pop(sequence.id, None)
-        self.assignment.leave([sequence])
+        self.slots.leave([sequence])
 
 
 def runs_on_device(sequence: Sequence) -> bool:

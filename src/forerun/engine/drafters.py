@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from itertools import takewhile
+from operator import index
 
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from forerun.errors import ForerunError
 from forerun.sample.row import Row
 
 log = logging.getLogger("forerun")
-Result = TypeVar("Result")
 
 
 class Drafters:
@@ -48,26 +48,27 @@ class Drafters:
         return [wanted]
 
     @contextmanager
-    def guarded(self, sequence: Sequence, drafter: Drafter) -> Iterator[None]:
+    def guarded(self, sequence: Sequence, name: str) -> Iterator[None]:
         """A drafter that fails inside is switched off for this sequence."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - a drafter is allowed to fail; it is reported and left out
-            self.switch_off(sequence, drafter.name, error)
+            self.switch_off(sequence, name, error)
 
     def wants_features(self, sequence: Sequence) -> bool:
         """Does a drafter this sequence may use look inside the target?"""
         return any(self.by_name[name].wants_features for name in sequence.arms)
 
-    def tell(self, sequence: Sequence, drafter: Drafter) -> None:
+    def tell(self, sequence: Sequence, name: str) -> Drafter:
         """Open the sequence, or tell what was committed since. Not guarded: a failure is the caller's failure too."""
-        told = sequence.told.get(drafter.name)
+        drafter, told = self.by_name[name], sequence.told.get(name)
         if told is None:
             told = sequence.prompt_length
             drafter.open(sequence.id, sequence.tokens[:told], sequence.request.media)
         if told < len(sequence.tokens):
             drafter.observe(sequence.id, sequence.tokens[told:])
-        sequence.told[drafter.name] = len(sequence.tokens)
+        sequence.told[name] = len(sequence.tokens)
+        return drafter
 
     def leave_out(self, sequence: Sequence) -> None:
         """Its batch does not draft: whoever would have to read its prompt now is not among its drafters.
@@ -82,9 +83,8 @@ class Drafters:
     def announce(self, sequence: Sequence) -> None:
         """Tell everybody of the prompt. A device that still computes on it hides what they do with it."""
         for name in list(sequence.arms) if sequence.announced else ():
-            drafter = self.by_name[name]
-            with self.guarded(sequence, drafter):
-                self.tell(sequence, drafter)
+            with self.guarded(sequence, name):
+                self.tell(sequence, name)
 
     def feed(self, sequence: Sequence, features: Tensor | None) -> None:
         """Hand over the features of committed rows to whoever wants them.
@@ -92,12 +92,10 @@ class Drafters:
         The tokens come first: a drafter may want to work off its queue.
         """
         for name in list(sequence.arms):
-            drafter = self.by_name[name]
-            if drafter.wants_features:
+            if self.by_name[name].wants_features:
                 assert features is not None
-                with self.guarded(sequence, drafter):
-                    self.tell(sequence, drafter)
-                    drafter.feed(sequence.id, features)
+                with self.guarded(sequence, name):
+                    self.tell(sequence, name).feed(sequence.id, features)
 
     def available(self, sequence: Sequence) -> dict[str, int]:
         """How many drafts each arm may have now."""
@@ -105,10 +103,8 @@ class Drafters:
         if sequence.constraint is not None:
             found[FORCED.name] = len(self._forced(sequence, FORCED.deepest))
         for name in list(sequence.arms):
-            drafter = self.by_name[name]
-            with self.guarded(sequence, drafter):
-                self.tell(sequence, drafter)
-                fitting = arm_for(name, drafter.ready(sequence.id))
+            with self.guarded(sequence, name):
+                fitting = arm_for(name, self.tell(sequence, name).ready(sequence.id))
                 found |= {arm.name: arm.deepest if arm is fitting else 0 for arm in SERVED[name]}
         return found
 
@@ -121,7 +117,7 @@ class Drafters:
             drafter = self.by_name[name]
             if name == but or sequence.told[name] != len(sequence.tokens):
                 continue
-            with self.guarded(sequence, drafter):
+            with self.guarded(sequence, name):
                 fitting = arm_for(name, drafter.ready(sequence.id))
                 if fitting is not None and (tokens := drafter.peek(sequence.id, depth)):
                     found.append((fitting.name, tokens))
@@ -140,9 +136,14 @@ class Drafters:
         for name, drafter in self.by_name.items():
             wants: list[tuple[Turn, Want]] = []
             for turn in turns:
-                if turn.decision.drafter == name and turn.decision.depth > 0:
-                    with self.guarded(turn.sequence, drafter):
-                        wants.append((turn, self._want(turn, drafter)))
+                sequence, depth = turn.sequence, turn.decision.depth
+                if turn.decision.drafter == name and depth > 0:
+                    with self.guarded(sequence, name):
+                        self.tell(sequence, name)
+                        request = sequence.request
+                        row = Row(request.sampling, sequence.history, (), len(sequence.tokens), None)
+                        rejection = request.accept == "rejection"
+                        wants.append((turn, Want(sequence.id, depth, row, rejection, sequence.cache)))
             if wants:
                 self._propose(drafter, wants)
 
@@ -150,6 +151,7 @@ class Drafters:
         try:
             drafts = drafter.propose([want for _, want in wants])
             assert len(drafts) == len(wants), "a drafter answers every want"
+            drafts = [sensible(draft, want.depth, self.vocab) for draft, (_, want) in zip(drafts, wants, strict=True)]
         except Exception as error:  # noqa: BLE001 - nobody knows whose fault it was: ask for each alone
             if len(wants) > 1:
                 for one in wants:
@@ -158,20 +160,8 @@ class Drafters:
                 self.switch_off(wants[0][0].sequence, drafter.name, error)
             return
         for (turn, _), draft in zip(wants, drafts, strict=True):
-            turn.draft = sensible(draft, turn.decision.depth, self.vocab)
+            turn.draft = draft
             turn.asked, turn.proposed = drafter.name, len(turn.draft.tokens)
-
-    def _want(self, turn: Turn, drafter: Drafter) -> Want:
-        sequence = turn.sequence
-        self.tell(sequence, drafter)
-        row = Row(sequence.request.sampling, sequence.history, (), len(sequence.tokens), None)
-        return Want(sequence.id, turn.decision.depth, row, sequence.request.accept == "rejection", sequence.cache)
-
-    def try_for(self, sequence: Sequence, name: str, act: Callable[[], Result]) -> Result | None:
-        """Something else that a drafter does for a sequence; None when it failed."""
-        with self.guarded(sequence, self.by_name[name]):
-            return act()
-        return None
 
     def switch_off(self, sequence: Sequence, name: str, error: Exception) -> None:
         """A drafter failed: say so once and go on without it."""
@@ -197,12 +187,11 @@ class Drafters:
 
 
 def sensible(draft: Draft, depth: int, vocab: int) -> Draft:
-    """Cut a draft at the first token that is not one, and at the depth asked for."""
-    tokens = draft.tokens[:depth]
-    for index, token in enumerate(tokens):
-        if not 0 <= token < vocab:
-            tokens = tokens[:index]
-            break
+    """Cut a draft at the first token that is not one, and at the depth asked for. What makes no sense is refused."""
+    tokens, probabilities = [index(token) for token in draft.tokens], draft.probabilities
+    if probabilities is not None and len(probabilities) != len(tokens):
+        raise ValueError(f"{len(probabilities)} distributions do not belong to {len(tokens)} drafts")
+    tokens = list(takewhile(lambda token: 0 <= token < vocab, tokens[:depth]))
     if not tokens:
         return NOTHING
-    return Draft(tokens, None if draft.probabilities is None else draft.probabilities[: len(tokens)])
+    return Draft(tokens, None if probabilities is None else probabilities[: len(tokens)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import count
 
 import torch
@@ -17,10 +16,9 @@ from forerun.draft.protocol import Drafter
 from forerun.engine.drafters import Drafters
 from forerun.engine.host import HostExecutor
 from forerun.engine.interrupts import interrupts_held
-from forerun.engine.lookahead import Watch, Wish
 from forerun.engine.low_acceptance import LowAcceptance
 from forerun.engine.ownership import Ownership
-from forerun.engine.plan import Executor, Outcome, Plan, PromptChunk, Result, Ticket, Turn
+from forerun.engine.plan import PromptChunk, Result, Round, Turn
 from forerun.engine.request import Request
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sequence import Sequence, Status, TextSink
@@ -31,12 +29,12 @@ from forerun.policy.batch import BatchPolicy
 from forerun.policy.budget import cut_drafts
 from forerun.policy.controller import Controller
 from forerun.policy.costs import CostTable
-from forerun.policy.decision import PLAIN, Decision, Policy
-from forerun.policy.depth import DepthPolicy
+from forerun.policy.decision import PLAIN, Decision, DepthPolicy, Policy
 from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
 CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
+UNRUN = 8  # tokens of a draft that is not run to compare; a round seldom emits more unless the lookup itself runs
 THINK = 8  # rounds of a batch between two thoughts about it, where it runs ahead; one alone is thought about every time
 
 
@@ -56,9 +54,9 @@ class Engine:
         chunk: int = CHUNK,
         unavailable: Mapping[str, str] | None = None,
         costs: CostTable | None = None,
-        executor: Executor | None = None,
+        executor: HostExecutor | None = None,
     ) -> None:
-        """`unavailable`: why a drafter that a user may ask for is not among `drafters`. `executor`: not the host's."""
+        """`unavailable`: why a drafter that a user may ask for is not among `drafters`. `executor`: of a device."""
         self.model, self.pool, self.drafters = model, pool, Drafters(drafters, vocab, unavailable)
         self.costs, self.priors = costs or CostTable(), Priors()  # learned about this machine and earlier requests
         self.executor = executor or HostExecutor(model, self.drafters, self.costs, not pool.on_device)
@@ -66,10 +64,9 @@ class Engine:
         scheduler = self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
         self.owner, self.low_acceptance = Ownership(pool.device, lambda: scheduler.idle), LowAcceptance()
         self.warm = False  # see `engine/warmup.py`
-        self._ticket: Ticket | None = None  # the round under way
+        self._under_way: Round | None = None
         self._repeats = 0  # rounds since the sequences or the way to run them changed
-        self._wishes: list[Wish] = []  # what to do next, thought of while the last round ran
-        self._watch = Watch(self.drafters)
+        self._ahead: list[Turn] = []  # what to do next, thought of while the last round ran
         self._batch = BatchPolicy()
         self._ids = count()
 
@@ -77,16 +74,16 @@ class Engine:
         """One round. Who interrupts it finds every sequence whole; an exception is its sequence's alone."""
         with interrupts_held(), self.owner:
             self.scheduler.admit()
-            outcome = self._finish(repeat=True)
+            done = self._finish(repeat=True)
             try:
-                if self._ticket is None:
-                    before, outcome = outcome, None
+                if self._under_way is None:
+                    before, done = done, None
                     self._deliver(before)
                     # What a device waited for since its last round is part of the next; reading a prompt is not.
                     waited = before is not None and not before.prompts
                     self._start(self._schedule(before.ended if before and waited else time.perf_counter()))
             finally:
-                self._deliver(outcome)
+                self._deliver(done)
             if self.executor.runs_ahead:
                 self._think_ahead()
             else:
@@ -95,21 +92,21 @@ class Engine:
     def settle(self, whose: Sequence | None = None) -> None:
         """Take in the round under way, if any, and start no other. `whose`: only where this one takes part in it."""
         with interrupts_held(), self.owner:
-            if whose is None or (self._ticket is not None and self._ticket.plan.has(whose)):
+            if whose is None or (self._under_way is not None and whose in self._under_way.sequences):
                 self._deliver(self._finish(repeat=False))
 
-    def _schedule(self, began: float) -> Plan:
+    def _schedule(self, began: float) -> Round:
         """Who runs, with which arm and depth, and which stretch of a prompt is read; pages for all of them."""
         running = self.scheduler.running()
-        wishes, self._wishes = self._wishes, []
-        if [wish.sequence for wish in wishes] != running:
-            wishes = self._decide(running)
-        turns = [turn for wish in wishes if (turn := self._fit(wish)) is not None]
-        # Making room for one sequence may have parked another that was already given a turn.
+        turns, self._ahead = self._ahead, []
+        if [turn.sequence for turn in turns] != running:
+            turns = self._decide(running)
+        # Making room for one sequence may park another that was already given a turn.
+        turns = [turn for turn in turns if self._fit(turn)]
         turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
-        self._watch.look(turns)
+        self._note_unrun(turns)
         self._repeats = 0
-        return Plan(turns, self._prompts(), began)
+        return Round(turns, self._chunks(), began)
 
     def _may_repeat(self, turns: list[Turn]) -> bool:
         """Could these turns be the next round too, for all that is known before this one has ended?"""
@@ -122,10 +119,10 @@ class Engine:
             return False
         if (drafted or self._repeats) and sequence.policy.tries(decision):
             return False  # where drafts are made a round ahead, a trial begins with a round that has none yet
-        wish = self._wishes[index] if self._wishes else None
-        return wish is None or wish.decision == decision or not wish.holds(tokens)
+        ahead = self._ahead[index] if self._ahead else None
+        return ahead is None or ahead.decision == decision or not ahead.holds_after(tokens)
 
-    def _prompts(self) -> list[PromptChunk]:
+    def _chunks(self) -> list[PromptChunk]:
         sequence = self.scheduler.prefilling()
         if sequence is None:
             return []
@@ -137,59 +134,58 @@ class Engine:
         stop, media = start + self.chunk - start % self.chunk, sequence.request.media
         return [PromptChunk(sequence, min(stop if media is None else media.border(stop), sequence.prompt_length))]
 
-    def _decide(self, sequences: list[Sequence]) -> list[Wish]:
-        """Arm and depth for each."""
-        if len(sequences) > 1 and any(sequence.policy.measures for sequence in sequences):
-            shared = self._decide_together(sequences)
-            if shared is not None:
-                return shared
-        decisions = []
+    def _decide(self, sequences: list[Sequence]) -> list[Turn]:
+        """Arm and depth for each. Where a batch does not draft, or drafts with one arm, nobody is asked one by one."""
+        arm, shared, drafts, others = self.executor.batch_arm, False, False, len(sequences) - 1
+        if others and any(sequence.policy.measures for sequence in sequences):
+            able = sum(bool(s.arms) if arm is None else arm in s.arms for s in sequences)
+            drafts = self._batch.drafts(able, len(sequences))
+            shared = not drafts or arm is not None
+        turns = []
         for sequence in sequences:
-            available = self.drafters.available(sequence) if sequence.policy.measures else None
-            limit = min(sequence.remaining, self.max_width) - 1
-            decisions.append(sequence.policy.decide(limit, available, len(sequences) - 1))
-        if len(sequences) > 1:
-            wishes = [(sequence.policy, decision) for sequence, decision in zip(sequences, decisions, strict=True)]
-            decisions = cut_drafts(wishes, self.executor.costs_of(sequences), self.executor.uniform)
-        return [Wish(sequence, decision, []) for sequence, decision in zip(sequences, decisions, strict=True)]
-
-    def _decide_together(self, sequences: list[Sequence]) -> list[Wish] | None:
-        """One decision for everybody who leaves it to us; None: the batch drafts, and each one decides how."""
-        arm = self.executor.batch_arm
-        able = sum(bool(s.arms) if arm is None else arm in s.arms for s in sequences)
-        drafts = self._batch.drafts(able, len(sequences))
-        if drafts and arm is None:
-            return None
-        wishes = []
-        for sequence in sequences:
-            limit, decision = min(sequence.remaining, self.max_width) - 1, PLAIN
-            if not sequence.policy.measures:
-                decision = sequence.policy.decide(limit, None, len(sequences) - 1)
+            policy, limit, decision = sequence.policy, min(sequence.remaining, self.max_width) - 1, PLAIN
+            if not shared or not policy.measures:
+                available = self.drafters.available(sequence) if policy.measures else None
+                decision = policy.decide(limit, available, others)
             elif drafts and arm in sequence.arms and limit > 0:
                 decision = Decision(arm, min(ARMS[arm].first_depth, limit))
-            wishes.append(Wish(sequence, decision, [], shared=sequence.policy.measures))
-        return wishes
+            turns.append(Turn(sequence, decision, shared=shared and policy.measures))
+        if others and not shared:
+            wishes = [(turn.sequence.policy, turn.decision) for turn in turns]
+            cut = cut_drafts(wishes, self.executor.costs_of(sequences), self.executor.uniform)
+            for turn, decision in zip(turns, cut, strict=True):
+                turn.decision = decision
+        return turns
 
-    def _fit(self, wish: Wish) -> Turn | None:
-        """Make sure that all rows have a place in the answer and in the cache."""
-        sequence, limit = wish.sequence, min(wish.sequence.remaining, self.max_width) - 1
+    def _fit(self, turn: Turn) -> bool:
+        """Make sure that all rows have a place in the answer and in the cache. False: it does not run now."""
+        sequence, limit = turn.sequence, min(turn.sequence.remaining, self.max_width) - 1
         if sequence.status is not Status.RUNNING:
-            return None
-        decision = wish.decision
-        if decision.depth > limit:
-            decision = Decision(decision.arm, limit) if limit else PLAIN
-        for wanted in dict.fromkeys((decision, PLAIN)):
-            if self.scheduler.make_room(sequence, sequence.cache.length + 1 + wanted.depth):
-                return Turn(sequence, wanted, shared=wish.shared)
+            return False
+        if turn.decision.depth > limit:
+            turn.decision = Decision(turn.decision.arm, limit) if limit else PLAIN
+        for decision in dict.fromkeys((turn.decision, PLAIN)):
+            if self.scheduler.make_room(sequence, sequence.cache.length + 1 + decision.depth):
+                turn.decision = decision
+                return True
             if sequence.status is not Status.RUNNING:
-                return None  # parked: it goes on when pages are free
+                return False  # parked: it goes on when pages are free
         sequence.finish("length")
-        return None
+        return False
+
+    def _note_unrun(self, turns: list[Turn]) -> None:
+        """Drafts that cost nothing and are not part of the round: what comes of them shows when it is delivered.
+
+        So a lookup needs no trials: its record is kept in rounds of every arm.
+        """
+        for turn in turns:
+            if turn.sequence.policy.measures and not turn.shared:
+                turn.unrun = self.drafters.peek(turn.sequence, turn.decision.drafter, UNRUN)
 
     def _think_ahead(self) -> None:
         """Decide what comes after a round under way, by all that came before it: the executor hides the work."""
-        self._wishes = []
-        turns = [] if self._ticket is None else self._ticket.plan.turns
+        self._ahead = []
+        turns = [] if self._under_way is None else self._under_way.turns
         sequences = [turn.sequence for turn in turns]
         due = len(sequences) == 1 or self._repeats % THINK == 0
         if not due or not any(sequence.policy.measures for sequence in sequences):
@@ -198,45 +194,45 @@ class Engine:
         stays = all(s.status is Status.RUNNING and s.remaining > widest and s.constraint is None for s in sequences)
         if not stays or any(turn.sequence.policy.tries(turn.decision) for turn in turns):
             return
-        wishes = self._decide(sequences)
-        self._watch.look(turns)
-        for wish in wishes:
+        self._ahead = self._decide(sequences)
+        self._note_unrun(turns)
+        for turn, ahead in zip(turns, self._ahead, strict=True):
             # Who copies from the text has something to copy then only if it would have been right now.
-            arm = wish.decision.arm
-            copies = arm is not None and ARMS[arm].at_once
-            self._wishes.append(replace(wish, expected=self._watch.expected(wish.sequence)) if copies else wish)
+            arm = ahead.decision.arm
+            if arm is not None and ARMS[arm].at_once and turn.unrun:
+                ahead.expected = turn.unrun[0][1]
 
-    def _start(self, plan: Plan) -> None:
-        if not plan.turns and not plan.prompts:
+    def _start(self, work: Round) -> None:
+        if not work.turns and not work.chunks:
             return
         try:
-            self._ticket = self.executor.start(plan)
+            self.executor.start(work)
+            self._under_way = work
         except Exception as error:  # noqa: BLE001 - whose fault it was is not known: none of them may go on
-            for sequence in (*(turn.sequence for turn in plan.turns), *(chunk.sequence for chunk in plan.prompts)):
+            for sequence in work.sequences:
                 sequence.fail(error)
 
-    def _finish(self, repeat: bool) -> Outcome | None:
-        """What the round under way gave. With `repeat` the same turns may have been started again by then."""
-        ticket = self._ticket
-        if ticket is None:
+    def _finish(self, repeat: bool) -> Round | None:
+        """The round under way, done. With `repeat` the same turns may have been started again by then."""
+        work = self._under_way
+        if work is None:
             return None
         try:
-            again = self._goes_on if repeat and self._may_repeat(ticket.plan.turns) else None
-            outcome = self.executor.finish(ticket, again)
+            self.executor.finish(work, self._goes_on if repeat and self._may_repeat(work.turns) else None)
         except Exception as error:  # noqa: BLE001 - as above
-            self._ticket = None
-            for turn in ticket.plan.turns:
+            self._under_way = None
+            for turn in work.turns:
                 turn.sequence.fail(error)
             return None
-        self._ticket = outcome.again
-        self._repeats += self._ticket is not None
-        return outcome
+        self._under_way = work.again
+        self._repeats += work.again is not None
+        return work
 
-    def _deliver(self, outcome: Outcome | None) -> None:
+    def _deliver(self, work: Round | None) -> None:
         """The only place that emits, counts, learns costs and teaches policies."""
-        if outcome is None:
+        if work is None:
             return
-        left, taken = deque([*outcome.prompts, *outcome.results]), []
+        left, taken = deque([*work.prompts, *work.results]), []
         try:
             while left:
                 if self._take(left[0]):
@@ -248,26 +244,26 @@ class Engine:
                     result.turn.sequence.fail(ForerunError(f"interrupted in the middle of a token ({error!r})"))
             raise
         # Where rounds do not run ahead, their sequences have waited for all of this but what prompts of others took.
-        reading = sum(prompt.seconds for prompt in outcome.prompts)
-        more = 0.0 if self.executor.runs_ahead else time.perf_counter() - outcome.ended - reading
-        for costs, measured in outcome.times if outcome.typical else ():
+        reading = sum(prompt.seconds for prompt in work.prompts)
+        more = 0.0 if self.executor.runs_ahead else time.perf_counter() - work.ended - reading
+        for costs, measured in work.times if work.typical else ():
             measured.seconds += more
             costs.learn_round(measured)
         plain = self._batch.plain_seconds(len(taken)) if len(taken) > 1 else 0.0
         for result in taken:
-            sequence = result.turn.sequence
+            sequence, turn = result.turn.sequence, result.turn
             sequence.counters.spend(result.took + more, result.drafting)
-            if outcome.typical and result.tokens:
+            if work.typical and result.tokens:
                 seconds = result.seconds + more
-                if result.turn.shared:
+                if turn.shared:
                     gain = len(result.tokens) * plain - seconds if plain and result.drafted else 0.0
-                    sequence.policy.share(result.turn.decision, result.drafted, result.accepted, gain)
+                    sequence.policy.share(turn.decision, result.drafted, result.accepted, gain)
                 else:
-                    sequence.policy.learn(result.turn.decision, result.drafted, result.accepted, seconds)
-        self._watch.judge()
+                    sequence.policy.learn(turn.decision, result.drafted, result.accepted, seconds)
+            turn.judge_unrun(result.tokens)
         who, tokens = [result.turn.sequence.id for result in taken], sum(len(result.tokens) for result in taken)
         drafted = any(r.drafted for r in taken if r.turn.sequence.policy.measures)  # named arms do either way
-        self._batch.delivered(who, outcome.ended, tokens, drafted, bool(outcome.prompts), outcome.typical)
+        self._batch.delivered(who, work.ended, tokens, drafted, bool(work.prompts), work.typical)
 
     def _take(self, result: Result) -> bool:
         """Emit what one sequence got; keep just the rows of tokens that were emitted before the last.
@@ -356,11 +352,15 @@ class Engine:
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two rounds. Its state stays whole: `resume` goes on where it was."""
         with interrupts_held(), self.owner:
-            self.settle(sequence)
-            if sequence.status is Status.WAITING:
-                self.scheduler.waiting.remove(sequence)
+            self._take_out(sequence)
             if sequence.status is not Status.FINISHED:
                 sequence.finish("cancelled")
+
+    def _take_out(self, sequence: Sequence) -> None:
+        """It has no part in the round under way any more, nor a place in the queue."""
+        self.settle(sequence)
+        if sequence.status is Status.WAITING:
+            self.scheduler.waiting.remove(sequence)
 
     def resume(self, sequence: Sequence, max_tokens: int | None = None) -> None:
         """Continue a sequence that was cancelled or reached its length, as if it had never stopped."""
@@ -381,8 +381,8 @@ class Engine:
     def pause(self, sequence: Sequence) -> None:
         """Leave a sequence out of the rounds until `unpause`."""
         with interrupts_held(), self.owner:
-            self.settle(sequence)
-            if sequence.status in (Status.RUNNING, Status.PREFILL, Status.PARKED):
+            self._take_out(sequence)
+            if sequence.status is not Status.FINISHED:
                 sequence.status = Status.PAUSED
 
     def unpause(self, sequence: Sequence) -> None:

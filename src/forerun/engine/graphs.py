@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,10 +40,13 @@ class Graphs:
         """Is anything captured? Elsewhere work is launched anew each time."""
         return self._pool is not None
 
-    def capture(self, launch: Callable[[], Result]) -> Replay[Result]:
-        """`launch` reads and writes static buffers only. It runs once here, so that whatever must compile does."""
+    def capture(self, launch: Callable[[], Result]) -> Callable[[], Result]:
+        """`launch` reads and writes static buffers only. It runs once here, so that whatever must compile does.
+
+        What comes back replays it; where there are no graphs it is launched anew.
+        """
         if not self.real:
-            return Replay(launch, None, None)
+            return launch
         with torch.cuda.device(self.device):  # both what is captured and where it runs follow the current one
             beside = torch.cuda.Stream()
             beside.wait_stream(torch.cuda.current_stream())
@@ -53,7 +56,12 @@ class Graphs:
             graph = torch.cuda.CUDAGraph()
             with no_collection(), torch.cuda.graph(graph, pool=self._pool):
                 result = launch()
-        return Replay(launch, graph, result)
+
+        def replay() -> Result:
+            graph.replay()
+            return result
+
+        return replay
 
 
 @contextmanager
@@ -66,20 +74,6 @@ def no_collection() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-class Replay(Generic[Result]):
-    """A captured launch; where there are no graphs it is launched anew."""
-
-    def __init__(self, launch: Callable[[], Result], graph: Any, result: Result | None) -> None:
-        self._launch, self._graph, self._result = launch, graph, result
-
-    def __call__(self) -> Result:
-        if self._graph is None:
-            return self._launch()
-        self._graph.replay()
-        assert self._result is not None
-        return self._result
 
 
 def spare_tables(pool: PagePool, size: int, pages: int) -> list[Tensor]:
@@ -100,7 +94,7 @@ class GraphedTarget:
         self.slot = torch.full((most,), pool.spare_slot, dtype=torch.int32, device=device)
         self.counts = RowCounts(decoder)
         self.prompts = GraphedPrompts(decoder, pool, graphs, pages)
-        self.passes: dict[tuple[int, int, bool], tuple[Tensor, Replay[Output]]] = {}  # by size, width, features
+        self.passes: dict[tuple[int, int, bool], tuple[Tensor, Callable[[], Output]]] = {}  # by size, width, features
 
     def forward(self, batch: Pass) -> Output:
         """As `Decoder.forward`. What comes out is overwritten by the next pass."""
@@ -151,7 +145,7 @@ class GraphedTarget:
             table.fill_(self.pool.spare_page)
         self.slot.fill_(self.pool.spare_slot)
 
-    def _capture(self, size: int, width: int, features: bool) -> tuple[Tensor, Replay[Output]]:
+    def _capture(self, size: int, width: int, features: bool) -> tuple[Tensor, Callable[[], Output]]:
         tokens = torch.zeros(size * width, dtype=torch.int64, device=self.pool.device)
         states = () if self.pool.states is None else self.pool.states.layers
         tables = [table[:size] for table in self.tables]
@@ -179,7 +173,7 @@ class GraphedPrompts:
         self.slot = torch.full((1,), pool.spare_slot, dtype=torch.int32, device=device)
         states = pool.states
         self.state = states.first_stage(PROMPTS[-1]) if isinstance(states, DeviceStates) else None
-        self.passes: dict[tuple[int, bool], Replay[Output]] = {}  # by tokens and features
+        self.passes: dict[tuple[int, bool], Callable[[], Output]] = {}  # by tokens and features
 
     def takes(self, batch: Pass) -> bool:
         """Is it a first chunk of text alone?"""
@@ -211,7 +205,7 @@ class GraphedPrompts:
         features = None if output.features is None else output.features[:count].clone()
         return Output(output.logits, features)
 
-    def _capture(self, count: int, features: bool) -> Replay[Output]:
+    def _capture(self, count: int, features: bool) -> Callable[[], Output]:
         rows = PassRows.uniform(count, self.start, self.tables, self.slot)
         rows.chunk = Chunk(0, last=self.wanted)
         if self.state is not None:

@@ -7,16 +7,15 @@ raised on the way, the round has not happened.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from forerun.engine.constrained import constrain, shorten
 from forerun.engine.drafters import Drafters
 from forerun.engine.interrupts import interrupts_let_through
-from forerun.engine.logprobs import logprobs_of, prompt_logprobs
-from forerun.engine.plan import GoesOn, Outcome, Plan, PromptChunk, Result, Ticket, Turn
+from forerun.engine.plan import GoesOn, PromptChunk, Result, Round, Turn
 from forerun.engine.sequence import Logprob, Sequence
 from forerun.errors import ForerunError
 from forerun.models.layers.rows import Output, Target, make_pass
@@ -25,53 +24,55 @@ from forerun.policy.decision import PLAIN
 from forerun.progress import Progress
 from forerun.sample.acceptance import accept_coupled, accept_rejection
 from forerun.sample.choose import choose, probabilities
+from forerun.sample.logprobs import log_probabilities
 from forerun.sample.row import RowError
 
-
-@dataclass(slots=True)
-class HostTicket:
-    """A round that is done already."""
-
-    plan: Plan
-    outcome: Outcome
+PROMPT_ROWS = 16  # whose logits are there at once: as many as a round may have, whose bits were probed
 
 
 class HostExecutor:
-    """Runs a round at once."""
+    """Runs a round at once; what a device runs ahead overrides it (`engine/device.py`)."""
 
-    runs_ahead = False
-    uniform = False
-    batch_arm = None
+    runs_ahead = False  # does a round go on while the one before is delivered?
+    uniform = False  # have all sequences of a pass as many rows as the one with most?
 
     def __init__(self, target: Target, drafters: Drafters, costs: CostTable, restartable: bool = True) -> None:
         """`restartable`: a pass that failed half-way may be run again."""
         self.target, self.drafters, self.costs, self.restartable = target, drafters, costs, restartable
 
+    @property
+    def batch_arm(self) -> str | None:
+        """The arm that drafts for whole batches where rows are uniform; None: each sequence has its own."""
+        return None
+
     def costs_of(self, sequences: list[Sequence]) -> CostTable:  # noqa: ARG002
-        """All rounds are alike."""
+        """What rounds of such sequences cost."""
         return self.costs
 
-    def start(self, plan: Plan) -> HostTicket:
-        """Prompts first: what they give takes part in the next round."""
-        prompts = []
-        for chunk in plan.prompts:
-            with interrupts_let_through():  # a long prompt takes seconds
-                prompts.append(self.read(chunk))
-        outcome = self.run(plan.turns, time.perf_counter() if prompts else plan.began) if plan.turns else Outcome()
-        outcome.prompts = prompts
-        return HostTicket(plan, outcome)
+    def start(self, work: Round) -> None:
+        """Start a round. What it raises leaves every sequence as it was, or ended with an error.
 
-    def finish(self, ticket: Ticket, again: GoesOn | None) -> Outcome:  # noqa: ARG002
-        """It has ended."""
-        assert isinstance(ticket, HostTicket)
-        return ticket.outcome
+        Prompts come first: what they give takes part in the next round.
+        """
+        for chunk in work.chunks:
+            with interrupts_let_through():  # a long prompt takes seconds
+                work.prompts.append(self.read(chunk))
+        work.ended = time.perf_counter()
+        if work.turns:
+            self.run(work, work.turns, work.ended if work.prompts else work.began)
+
+    def finish(self, work: Round, again: GoesOn | None) -> None:
+        """Wait for it. Where `again` agrees to all its turns, an executor may start the same ones at once."""
 
     def prepare(self, widest: int, filtered: bool, progress: Progress, batch: int = 1) -> list[RoundTime]:  # noqa: ARG002
-        """It always is."""
+        """Get ready for whatever one sequence may want, at most `widest` rows, and for batches of up to so many.
+
+        Returns what rounds cost, where measured.
+        """
         return []
 
     def forget(self, sequence: Sequence) -> None:
-        """It holds nothing."""
+        """A sequence leaves for good or for a while: it holds nothing of the executor's any more."""
 
     def read(self, chunk: PromptChunk) -> Result:
         """A stretch of a prompt; after the last one the first token is chosen."""
@@ -95,7 +96,7 @@ class HostExecutor:
                 result.logprobs = self._logprobs(turn, output, result.tokens)
             if sequence.request.prompt_logprobs:
                 assert output.features is not None
-                after, top = prompt[cache.length + 1 : chunk.stop + 1], sequence.request.logprobs or 0
+                after, top = list(prompt[cache.length + 1 : chunk.stop + 1]), sequence.request.logprobs or 0
                 result.prompt_logprobs = prompt_logprobs(self.target, output.features, after, top, self.drafters.vocab)
         except Exception as error:  # noqa: BLE001 - whatever it is, this request alone fails of it
             result.error = error
@@ -109,8 +110,8 @@ class HostExecutor:
         if sequence.cache.length == sequence.prompt_length:
             self.drafters.announce(sequence)
 
-    def run(self, turns: list[Turn], began: float) -> Outcome:
-        """One round of these. `began`: when deciding on it did."""
+    def run(self, work: Round, turns: list[Turn], began: float) -> None:
+        """The host's part of a round: these turns. `began`: when deciding on it did."""
         self.drafters.propose(turns)
         drafting = time.perf_counter() - began
         for turn in turns:
@@ -118,16 +119,17 @@ class HostExecutor:
         sound = [turn for turn in turns if turn.error is None]
         passed = {id(result.turn): result for result in (self._pass(sound) if sound else ())}
         results = [passed.get(id(turn)) or failed(turn, turn.error or AssertionError()) for turn in turns]
-        ended = time.perf_counter()
-        rows = sum(turn.width for turn in sound)
-        measured = RoundTime(len(sound), rows, ended - began - drafting)
+        work.ended = time.perf_counter()
+        took = work.ended - began
+        measured = RoundTime(len(sound), sum(turn.width for turn in sound), took - drafting)
         if len(turns) == 1:  # what a drafter costs is known only when it drafted for one
             measured.drafter, measured.drafted = turns[0].asked, turns[0].proposed
             measured.drafting = drafting
         for result in results:
-            result.seconds = result.took = ended - began
-            result.drafting = drafting
-        return Outcome(results, [], [(self.costs, measured)] if sound else [], ended)
+            result.seconds, result.took, result.drafting = took, took, drafting
+        work.results += results
+        if sound:
+            work.times.append((self.costs, measured))
 
     def _pass(self, turns: list[Turn]) -> list[Result]:
         """The target pass over all rows of all sequences, and what it gave each."""
@@ -148,7 +150,7 @@ class HostExecutor:
         """What each sequence emits. One that cannot go on fails alone."""
         try:
             checked = self._check(turns, output)
-        except ForerunError as error:  # one of them has no token left to choose: find out which
+        except Exception as error:  # noqa: BLE001 - one of them has no token left to choose, or worse: find out which
             if len(turns) == 1:
                 if isinstance(error, RowError) and error.row:
                     shorten(turns[0], error.row - 1)  # plain decoding may never come to that row
@@ -163,7 +165,7 @@ class HostExecutor:
             result = Result(turn, tokens, accepted, turn.drafted, keep, advanced=not self.restartable)
             try:
                 result.logprobs = self._logprobs(turn, output, tokens)
-            except ForerunError as error:  # of this row alone
+            except Exception as error:  # noqa: BLE001 - of this row alone
                 result.error = error
             results.append(result)
         return results
@@ -216,3 +218,18 @@ class HostExecutor:
 def failed(turn: Turn, error: Exception) -> Result:
     """A sequence that cannot go on."""
     return Result(turn, [], 0, len(turn.draft.tokens), lambda _: None, error=error)
+
+
+def logprobs_of(logits: Tensor, tokens: list[int], top: int, vocab: int) -> list[Logprob]:
+    """Of one token for each of the first rows of `logits` [rows, V]."""
+    rows = logits[: len(tokens)].float().cpu().numpy()
+    return [Logprob(*log_probabilities(row, token, top, vocab)) for row, token in zip(rows, tokens, strict=True)]
+
+
+def prompt_logprobs(target: Target, features: Tensor, tokens: list[int], top: int, vocab: int) -> list[Logprob]:
+    """Of the token after each of the first rows with these features [rows, …]; the logits of a few at a time."""
+    found: list[Logprob] = []
+    for start in range(0, len(tokens), PROMPT_ROWS):
+        some = tokens[start : start + PROMPT_ROWS]
+        found += logprobs_of(target.logits(features[start : start + len(some)]), some, top, vocab)
+    return found

@@ -1,19 +1,21 @@
-"""What an engine wants of an executor, and what it gets back: plans and outcomes of rounds."""
+"""What an engine hands to an executor and gets back: a round, its turns, and what it gave each sequence."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from forerun.draft.protocol import Draft
 from forerun.engine.sequence import Logprob, Sequence
 from forerun.policy.costs import CostTable, RoundTime
 from forerun.policy.decision import Decision
-from forerun.progress import Progress
 from forerun.sample.masks import Masks, Words
 from forerun.sample.row import Row
+
+if TYPE_CHECKING:
+    from forerun.engine.device import Launched
 
 NOTHING = Draft([], None)
 
@@ -27,6 +29,8 @@ class Turn:
     draft: Draft = field(default_factory=lambda: NOTHING)
     start: int = 0  # its first row in the pass
     shared: bool = False  # the decision was made for the whole batch
+    expected: list[int] = field(default_factory=list)  # it was made ahead, and holds if these tokens come before
+    unrun: list[tuple[str, list[int]]] = field(default_factory=list)  # arms and drafts of theirs that do not run
     asked: str | None = None  # the drafter that made the draft
     proposed: int = 0  # tokens it came with
     forced: list[int] = field(default_factory=list)  # by a constraint: drafts that cost nothing
@@ -43,6 +47,18 @@ class Turn:
         """Drafts that count in its record: one that broke a rule is as wrong as one that the target rejects."""
         tokens, probabilities = self.draft.tokens, self.draft.probabilities
         return len(tokens) + (self.cut and probabilities is None)
+
+    def holds_after(self, tokens: list[int]) -> bool:
+        """Does a decision that was made ahead still hold, now that the round before it gave these tokens?"""
+        return all(token == wanted for token, wanted in zip(tokens, self.expected, strict=False))
+
+    def judge_unrun(self, tokens: list[int]) -> None:
+        """Tell the policy what would have come of drafts that did not run; what lies behind `tokens` is unknown."""
+        for arm, drafts in self.unrun:
+            pairs = list(zip(drafts, tokens, strict=False))
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self.sequence.policy.watch(arm, len(pairs), right)
+        self.unrun = []
 
     def rows(self) -> list[Row]:
         """What `choose` must know about each row: the exact history before it, drafted tokens included."""
@@ -67,19 +83,6 @@ class PromptChunk:
 
 
 @dataclass(slots=True)
-class Plan:
-    """One round: who runs and how, and which prompts are read beside it."""
-
-    turns: list[Turn]
-    prompts: list[PromptChunk]
-    began: float  # when the host began to think about it
-
-    def has(self, sequence: Sequence) -> bool:
-        """Does it take part?"""
-        return any(t.sequence is sequence for t in self.turns) or any(p.sequence is sequence for p in self.prompts)
-
-
-@dataclass(slots=True)
 class Result:
     """What a round gave one sequence, or what reading its prompt did. Nothing of it is emitted or kept yet."""
 
@@ -99,59 +102,25 @@ class Result:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """A round that has happened."""
+class Round:
+    """Who runs and how, and which prompts are read beside it; then what came of it."""
 
+    turns: list[Turn]
+    chunks: list[PromptChunk]
+    began: float  # when the host began to think about it
     results: list[Result] = field(default_factory=list)
     prompts: list[Result] = field(default_factory=list)
     times: list[tuple[CostTable, RoundTime]] = field(default_factory=list)  # what there is to learn of costs
-    ended: float = field(default_factory=time.perf_counter)  # when the executor was done with it
-    again: Ticket | None = None  # the same turns were started again before anything else was done with this
+    ended: float = 0.0  # when the executor was done with it
     typical: bool = True  # its times tell what such rounds cost: nothing was compiled or captured for it
-
-
-class Ticket(Protocol):
-    """A round that was started."""
-
-    plan: Plan
-
-
-class GoesOn(Protocol):
-    """Asked for each turn of a round, by its number, with its tokens and how many of its drafts were real."""
-
-    def __call__(self, index: int, turn: Turn, tokens: list[int], drafted: int) -> bool: ...
-
-
-class Executor(Protocol):
-    """Turns plans into outcomes: at once, or while the host does other work."""
-
-    runs_ahead: bool  # a round goes on while the outcome of the one before is delivered
-    uniform: bool  # all sequences of a pass have as many rows as the one with most
+    launched: Launched | None = None  # the part of it that a device runs
+    again: Round | None = None  # the same turns were started again before anything else was done with this
 
     @property
-    def batch_arm(self) -> str | None:
-        """The arm that drafts for whole batches where rows are uniform; None: each sequence has its own."""
-        ...
+    def sequences(self) -> list[Sequence]:
+        """All that take part."""
+        return [turn.sequence for turn in self.turns] + [chunk.sequence for chunk in self.chunks]
 
-    def costs_of(self, sequences: list[Sequence]) -> CostTable:
-        """What rounds of such sequences cost."""
-        ...
 
-    def start(self, plan: Plan) -> Ticket:
-        """Start a round. What it raises leaves every sequence as it was, or ended with an error."""
-        ...
-
-    def finish(self, ticket: Ticket, again: GoesOn | None) -> Outcome:
-        """Wait for it. Where `again` agrees to all its turns, the executor may start the same ones at once."""
-        ...
-
-    def prepare(self, widest: int, filtered: bool, progress: Progress, batch: int = 1) -> list[RoundTime]:
-        """Get ready for whatever one sequence may want, at most `widest` rows, and for batches of up to so many.
-
-        Returns what rounds cost, where measured.
-        """
-        ...
-
-    def forget(self, sequence: Sequence) -> None:
-        """A sequence leaves for good or for a while: it holds nothing of the executor's any more."""
-        ...
+# Asked for each turn of a round, by its number, with its tokens and how many of its drafts were real: does it go on?
+GoesOn = Callable[[int, Turn, list[int], int], bool]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from forerun.draft.protocol import DeviceHalf, FollowShape
 from forerun.engine.batch_slots import BatchSlots
-from forerun.engine.graphs import Graphs, Replay
+from forerun.engine.graphs import Graphs
 from forerun.kernels.interface import PassRows
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Pass
@@ -42,20 +41,15 @@ class Shape(NamedTuple):
         return FollowShape(self.slots, self.width, self.drafts, self.edited)
 
 
-@dataclass(slots=True)
 class Work:
     """What the parts of a round hand on. Graphs remember where it was; nobody else needs to hold it."""
 
-    tokens: Tensor | None = None  # [slots, width]
-    before: Tensor | None = None  # [slots]: positions before the round
-    logits: Tensor | None = None  # [slots · width, vocabulary]
-    features: Tensor | None = None
-    chosen: Tensor | None = None  # [slots, width]
-    accepted: Tensor | None = None  # [slots]
-
-    def clear(self) -> None:
-        """Let the memory go."""
-        self.tokens = self.before = self.logits = self.features = self.chosen = self.accepted = None
+    tokens: Tensor  # [slots, width]
+    before: Tensor  # [slots]: positions before the round
+    logits: Tensor  # [slots · width, vocabulary]
+    features: Tensor | None
+    chosen: Tensor  # [slots, width]
+    accepted: Tensor  # [slots]
 
 
 class RoundGraphs:
@@ -66,7 +60,7 @@ class RoundGraphs:
     ) -> None:
         self.decoder, self.slots, self.graphs, self.half, self.vocab = decoder, slots, graphs, half, vocab
         self.pool = slots.pool
-        self._rounds: OrderedDict[Shape, list[Replay[Tensor]]] = OrderedDict()
+        self._rounds: OrderedDict[Shape, list[Callable[[], Tensor]]] = OrderedDict()
 
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._rounds
@@ -100,7 +94,6 @@ class RoundGraphs:
                 parts.append(self.graphs.capture(launch))
                 if self.graphs.real:
                     parts[-1]()  # a capture computes nothing, and the next part reads what this one gives
-        work.clear()
         self._rounds[shape] = parts
 
     @contextmanager
@@ -148,7 +141,6 @@ class RoundGraphs:
 
         slots, device, count, width = self.slots, self.pool.device, shape.slots, shape.width
         tokens, before, logits = work.tokens, work.before, work.logits
-        assert tokens is not None and before is not None and logits is not None
 
         def of_rows(values: Tensor) -> Tensor:
             return values[:count].repeat_interleave(width, dim=0)
@@ -181,7 +173,6 @@ class RoundGraphs:
         return result
 
     def _follow(self, shape: Shape, work: Work) -> Tensor:
-        assert self.half is not None and work.features is not None and work.chosen is not None
-        assert work.before is not None and work.accepted is not None
+        assert self.half is not None and work.features is not None
         self.half.after_pass(shape.follow, work.features, work.chosen, work.before, work.accepted)
         return self.slots.drafted

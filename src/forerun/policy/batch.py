@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forerun.policy.costs import CLIP, Average, batch_class
+from forerun.policy.costs import Average, batch_class
 
 FIRST_LOOK, LOOK = 16, 24  # rounds that are timed before the ways are compared, and in later looks at the losing one
 FIRST_GAP, LAST_GAP = 512, 8192  # rounds between such looks
@@ -26,22 +26,14 @@ ENOUGH = 0.5  # of the sequences must be able to draft; else the round is a plai
 class Way:
     """Plain rounds, or drafting ones."""
 
-    rounds: int = 0
-    tokens: Average = field(default_factory=lambda: Average(0.0, 0))  # of a round
-    calm: Average = field(default_factory=lambda: Average(0.0, 0))  # seconds of a round like the one before it
-    busy: Average = field(default_factory=lambda: Average(0.0, 0))  # seconds of a round in which somebody came or went
+    tokens: Average = field(default_factory=Average)  # of a round
+    calm: Average = field(default_factory=Average)  # seconds of a round like the one before it
+    busy: Average = field(default_factory=Average)  # seconds of a round in which somebody came or went
 
     def add(self, tokens: int, seconds: float, busy: bool) -> None:
-        """One round. A pause that nobody knows the reason of does not count in full."""
-        self.rounds += 1
-        timed = self.busy if busy else self.calm
-        if timed.count == 1:  # the first was taken as it came: the second tells whether there was a pause in it
-            timed.value = min(timed.value, CLIP * seconds)
-        for average, value in ((self.tokens, float(tokens)), (timed, seconds)):
-            if average.count:
-                average.add(value)
-            else:
-                average.value, average.count = value, 1
+        """One round."""
+        self.tokens.add(tokens)
+        (self.busy if busy else self.calm).add(seconds)
 
     def seconds_per_token(self, busy_per_token: float) -> float:
         """When there must be so many busy rounds for a token."""
@@ -120,7 +112,7 @@ class BatchPolicy:
     def _compare(self, record: Record) -> None:
         """Use the better way from now on; the other one is looked at sooner when it came near."""
         looked_at, other = record.drafting, record.ways[not record.drafting]
-        if not other.rounds:  # there is nothing yet to compare with
+        if not other.tokens.count:  # there is nothing yet to compare with
             record.drafting, record.look = not looked_at, FIRST_LOOK
             return
         busy = self._busy / max(1.0, self._tokens)

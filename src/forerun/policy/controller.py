@@ -11,7 +11,7 @@ from __future__ import annotations
 from forerun.draft.arms import ARMS
 from forerun.policy.acceptance import Priors
 from forerun.policy.costs import CostTable
-from forerun.policy.decision import PLAIN, Decision
+from forerun.policy.decision import PLAIN, Decision, Policy
 
 LEAD = 1.05  # a challenger must promise this much more than the arm in use
 SHORT_GAP, FIRST_GAP, LAST_GAP = 2, 16, 384  # rounds between trials of arms that are losing
@@ -24,7 +24,7 @@ STEADY_ALLOWANCE = 1.2  # such rounds, where the first one of an arm has no draf
 STAKE = 0.6  # rounds that one unlucky round may lose beyond that
 
 
-class Controller:
+class Controller(Policy):
     """Decides for one sequence; costs and priors are shared by all sequences of an engine."""
 
     measures = True
@@ -75,7 +75,7 @@ class Controller:
             self.plain_left -= 1
             self.trial = None
             return PLAIN
-        if self._in_debt():
+        if self._reserve() < 0:  # in debt
             self.current, self.trial = PLAIN, None
             return PLAIN
         usable = [arm for arm in self.arms if self._most(arm)]
@@ -108,7 +108,7 @@ class Controller:
 
     def _best(self, arm: str) -> tuple[float, Decision]:
         """The depth that gives this arm most tokens per second of the whole batch, of those we can afford to lose."""
-        drafter, sequences = ARMS[arm].drafter, 1 + self.others
+        sequences = 1 + self.others
         best, tokens = (0.0, PLAIN), float(sequences)
         kept = self.current if self.steady and arm == self.current.arm else PLAIN
         kept_rate = 0.0
@@ -116,8 +116,7 @@ class Controller:
         for index, chance in enumerate(self.seen[arm].survival(self._most(arm))):
             depth = index + 1
             tokens += chance
-            drafting = self.costs.draft_seconds(drafter, depth) / sequences  # one call drafts for all who want it
-            seconds = self.costs.pass_seconds(sequences + depth, sequences) + drafting
+            seconds = self._seconds(arm, depth)
             if seconds > most:
                 break
             if depth == kept.depth:
@@ -126,12 +125,15 @@ class Controller:
                 best = (tokens / seconds, Decision(arm, depth))
         return (kept_rate, kept) if LEAD * kept_rate > best[0] else best
 
+    def _seconds(self, arm: str, depth: int) -> float:
+        """Expected of a round of the whole batch with so many drafts of ours; one call drafts for all who want it."""
+        sequences = 1 + self.others
+        drafting = self.costs.draft_seconds(ARMS[arm].drafter, depth) / sequences
+        return self.costs.pass_seconds(sequences + depth, sequences) + drafting
+
     def _most(self, arm: str) -> int:
         """Drafts that it may have in the next round."""
         return min(self.limit, self.arms[arm], self.offers.get(arm, self.limit))
-
-    def _in_debt(self) -> bool:
-        return self._reserve() < 0
 
     def _reserve(self) -> float:
         """Seconds that may still be lost to plain decoding: what was gained so far, and a little more."""
@@ -149,10 +151,8 @@ class Controller:
         """Has it waited long enough, and could it win at all?"""
         if self.waited[arm] < self.gap[arm]:
             return False
-        deepest, sequences = self._most(arm), 1 + self.others
-        drafting = self.costs.draft_seconds(ARMS[arm].drafter, deepest) / sequences
-        seconds = self.costs.pass_seconds(sequences + deepest, sequences) + drafting
-        return (sequences + deepest) / seconds > self._current_rate()
+        deepest = self._most(arm)
+        return (1 + self.others + deepest) / self._seconds(arm, deepest) > self._current_rate()
 
     def _maybe_try(self, depths: dict[str, int]) -> Decision:
         """Now and then run another arm, not deep, to see whether the text has changed. `depths`: of usable arms."""
@@ -213,6 +213,4 @@ class Controller:
             return (1 + accepted) * self.costs.pass_seconds(1) - seconds
         sequences = 1 + self.others
         plain = self.costs.pass_seconds(sequences, sequences)
-        rows = self.costs.pass_seconds(sequences + drafted, sequences) - plain
-        draft = 0.0 if decision.drafter is None else self.costs.draft_seconds(decision.drafter, drafted)
-        return accepted * plain / sequences - rows - draft / sequences
+        return accepted * plain / sequences - (self._seconds(decision.arm, drafted) - plain)

@@ -24,16 +24,20 @@ PLAIN = (1, 1)  # one sequence, one row
 
 
 class Average:
-    """A running mean that forgets, and does not believe in outliers."""
+    """A running mean that forgets, and does not believe in outliers. It starts empty, or from a guess."""
 
-    __slots__ = ("count", "value")
+    __slots__ = ("_guessed", "count", "value")
 
-    def __init__(self, value: float, count: int) -> None:
-        self.value, self.count = value, count
+    def __init__(self, value: float = 0.0, count: int = 0) -> None:
+        """`count`: measurements that the guess counts for."""
+        self.value, self.count, self._guessed = value, count, count > 0
 
     def add(self, measured: float) -> None:
         """Take one measurement in."""
         self.count += 1
+        if not self._guessed and self.count <= 2:
+            # The first is taken as it comes: the second tells whether there was a pause in it.
+            self.value = measured if self.count == 1 else min(self.value, CLIP * measured)
         measured = clipped(measured, self.value)
         self.value += max(FRESH, 1 / self.count) * (measured - self.value)
 
@@ -84,8 +88,7 @@ class CostTable:
     def start_over(self) -> None:
         """Forget what was measured in this run."""
         earlier = self._earlier or Proportions()
-        self._plain = 0.0  # seconds of a plain pass when last measured; 0: nothing was measured yet
-        self._plain_count = 0
+        self._plain = Average()  # seconds of a plain pass when last measured, or else guessed from another pass
         self._drift = 1.0  # how many times as long everything takes since
         self._passes = {key: Average(times, REMEMBERED) for key, times in earlier.passes.items()}
         self._passes[PLAIN] = Average(1.0, REMEMBERED)
@@ -102,7 +105,9 @@ class CostTable:
             return  # a clock too coarse to see it: multiples of nothing would stay nothing
         key = (batch_class(sequences), rows)
         if key == PLAIN:
-            self._learn_plain(pass_seconds)
+            self._plain.value = self._now()
+            self._plain.add(pass_seconds)
+            self._drift = 1.0
         else:
             self._learn_pass(key, pass_seconds)
         if drafter is not None and depth > 0:
@@ -127,43 +132,32 @@ class CostTable:
         # The first draft often has much to catch up with: it starts from the guess and is clipped.
         self._drafts.setdefault(drafter, Average(self._draft_times(drafter), 1)).add(step)
 
-    def _learn_plain(self, seconds: float) -> None:
-        self._plain_count += 1
-        if self._plain_count == 1:
-            self._plain = seconds
-        else:
-            # The first was taken as it came: the second tells whether there was a pause in it.
-            expected = min(self._now(), CLIP * seconds) if self._plain_count == 2 else self._now()
-            weight = max(FRESH, 1 / self._plain_count)
-            self._plain = expected + weight * (clipped(seconds, expected) - expected)
-        self._drift = 1.0
-
     def _learn_pass(self, key: tuple[int, int], seconds: float) -> None:
         times = self._times(*key)
         if not self.known:
-            self._plain = seconds / times
+            self._plain.value = seconds / times
         average = self._passes.setdefault(key, Average(times, 1))
         if average.count >= FEW:
-            self._drift += DRIFT * (clipped(seconds / times / self._plain, self._drift) - self._drift)
+            self._drift += DRIFT * (clipped(seconds / times / self._plain.value, self._drift) - self._drift)
         if self._steady():
-            average.add(seconds / self._plain)
+            average.add(seconds / self._plain.value)
 
     def _steady(self) -> bool:
         return 1 / STEADY < self._drift < STEADY
 
     def _now(self) -> float:
         """Seconds of a plain pass now. A small drift is noise, or a multiple that is still being learned."""
-        return self._plain if self._steady() else self._plain * self._drift
+        return self._plain.value if self._steady() else self._plain.value * self._drift
 
     @property
     def known(self) -> bool:
         """Has any pass been measured?"""
-        return self._plain > 0
+        return self._plain.value > 0
 
     @property
     def plain_measured(self) -> bool:
         """Has plain decoding of one sequence been measured in this run?"""
-        return self._plain_count > 0
+        return self._plain.count > 0
 
     def pass_seconds(self, rows: int, sequences: int = 1) -> float:
         """Expected seconds of a pass of `rows` rows."""
