@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.errors import ApiError, bad_request
-from forerun.serve.sse import data_event
 
 log = logging.getLogger("forerun")
 
@@ -49,11 +48,6 @@ def error_response(path: str, error: ApiError, request_id: str | None = None) ->
     """In the form that belongs to the path."""
     body = anthropic_body(error, request_id) if path.startswith("/v1/messages") else openai_body(error)
     return JSONResponse(body, error.status, headers=error.headers)
-
-
-def error_event(error: Exception) -> bytes:
-    """For a stream that has begun."""
-    return data_event(openai_body(as_api_error(error)))
 
 
 def as_api_error(error: Exception) -> ApiError:

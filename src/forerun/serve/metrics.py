@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forerun.serve.histogram import Histogram
+from forerun.serve.histogram import HISTOGRAMS, Histogram
 from forerun.serve.local_engine import LocalEngine
 from forerun.serve.tally import Totals
 
@@ -23,19 +23,6 @@ COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
     "spec_decode_num_accepted_tokens": ("Drafted tokens that were accepted.", lambda t: t.accepted),
     "draft_seconds": ("Seconds that answers waited for drafts.", lambda t: t.draft_seconds),
     "verify_seconds": ("Seconds that answers waited for target passes.", lambda t: t.verify_seconds),
-}
-HISTOGRAMS = {
-    "time_to_first_token_seconds": "Seconds from the request to its first token.",
-    "inter_token_latency_seconds": "Seconds between tokens; tokens of one round share theirs.",
-    "request_time_per_output_token_seconds": "Seconds per token after the first, of whole requests.",
-    "e2e_request_latency_seconds": "Seconds from the request to its end.",
-    "request_queue_time_seconds": "Seconds before a prompt was begun.",
-    "request_inference_time_seconds": "Seconds from the beginning of the prompt to the end.",
-    "request_prefill_time_seconds": "Seconds from the beginning of the prompt to the first token.",
-    "request_decode_time_seconds": "Seconds from the first token to the last.",
-    "request_prompt_tokens": "Prompt tokens of requests.",
-    "request_generation_tokens": "Generated tokens of requests.",
-    "iteration_tokens_total": "Tokens of one round of the engine, those of prompts included.",
 }
 
 
@@ -58,7 +45,7 @@ class Metrics(Collector):
         for name, (about, read) in COUNTERS.items():
             yield self._counter(name, about, read(totals))
         yield from self._by_label(totals)
-        for name, about in HISTOGRAMS.items():
+        for name, (about, _) in HISTOGRAMS.items():
             yield self._histogram(name, about, self._engine.tally.histograms[name])
 
     def _gauges(self) -> Iterator[Metric]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from forerun.engine.sequence import Sequence
-from forerun.serve.histogram import FIRST_TOKEN, PER_REQUEST, PER_ROUND, PER_TOKEN, TOKENS, Histogram
+from forerun.serve.histogram import HISTOGRAMS, Histogram
 
 WINDOW, BIN = 5.0, 0.25  # seconds that count as lately, and to which they are rounded
 
@@ -119,19 +119,7 @@ class Tally:
         self.recent = Recent()
         self.mean_seconds = 1.0  # of an answer, lately
         self.reasons: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
-        self.histograms = {
-            "time_to_first_token_seconds": Histogram(FIRST_TOKEN),
-            "inter_token_latency_seconds": Histogram(PER_TOKEN),
-            "request_time_per_output_token_seconds": Histogram(PER_TOKEN),
-            "e2e_request_latency_seconds": Histogram(PER_REQUEST),
-            "request_queue_time_seconds": Histogram(PER_REQUEST),
-            "request_inference_time_seconds": Histogram(PER_REQUEST),
-            "request_prefill_time_seconds": Histogram(PER_REQUEST),
-            "request_decode_time_seconds": Histogram(PER_REQUEST),
-            "request_prompt_tokens": Histogram(TOKENS),
-            "request_generation_tokens": Histogram(TOKENS),
-            "iteration_tokens_total": Histogram(PER_ROUND),
-        }
+        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
         self.between_tokens = self.histograms["inter_token_latency_seconds"]
         self.per_round = self.histograms["iteration_tokens_total"]
         self._ended = Totals()

@@ -50,8 +50,8 @@ def make_job(request: CountRequest, notes: Notes, request_id: str | None = None)
 def _wish(request: CountRequest) -> GenerationWish:
     output = _output(request)
     if not isinstance(request, MessagesRequest):
-        return request.wish(max_tokens=None, output=output)
-    return request.wish(max_tokens=request.max_tokens, stop=request.stop_sequences or (), output=output)
+        return request.wish(output=output)
+    return request.wish(max_tokens=request.max_tokens, stop=request.stop_sequences, output=output)
 
 
 def _output(request: CountRequest) -> OutputFormat | None:

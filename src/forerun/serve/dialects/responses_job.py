@@ -106,9 +106,9 @@ def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tu
 def _wish(request: Prompt) -> GenerationWish:
     output = _output(request)
     if not isinstance(request, ResponsesRequest):
-        return request.wish(max_tokens=None, output=output)
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
-    return request.wish(max_tokens=request.max_output_tokens, stop=stop, logprobs=_logprobs(request), output=output)
+        return request.wish(output=output)
+    logprobs = _logprobs(request)
+    return request.wish(max_tokens=request.max_output_tokens, stop=request.stop, logprobs=logprobs, output=output)
 
 
 def _logprobs(request: ResponsesRequest) -> int | None:

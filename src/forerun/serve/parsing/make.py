@@ -12,11 +12,9 @@ from forerun.serve.parsing.formats import THINK_MARKS, AnswerFormat
 from forerun.serve.parsing.pieces import AnswerParser
 
 
-def make_parser(
-    format: AnswerFormat, tools: Sequence[Tool], *, thinking_open: bool, tools_enabled: bool
-) -> AnswerParser:
-    """A parser for one answer. Without tools, or with tools switched off, nothing is a call."""
-    marks, first_marks, reader = _family(format, tools if tools_enabled else ())
+def make_parser(format: AnswerFormat, tools: Sequence[Tool], *, thinking_open: bool) -> AnswerParser:
+    """A parser for one answer. Without tools nothing is a call."""
+    marks, first_marks, reader = _family(format, tools)
     return TaggedParser(
         think=THINK_MARKS.get(format.reasoning),
         think_anywhere=format.reasoning != "think",  # the other families' marks are tokens that nobody writes by chance

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from forerun.serve.chat_events import ChatEvent, ChatRun, ChatService
-from forerun.serve.dialects.transport import answer_stream, answer_whole, start
-from forerun.serve.error_bodies import error_event
+from forerun.serve.chat_events import ChatService
+from forerun.serve.dialects.notes import Notes
+from forerun.serve.dialects.transport import respond, start
 from forerun.serve.model_service import ModelService
 from forerun.serve.request_ids import request_id
-from forerun.serve.routes.chat_chunks import Chunks, Shape, whole
+from forerun.serve.routes.chat_chunks import ChatEncoder
 from forerun.serve.routes.chat_messages import joined
 from forerun.serve.routes.chat_request import ChatRequest
-from forerun.serve.routes.openai_fields import warning_header
+from forerun.serve.routes.chunks import Shape
 from forerun.serve.settings import ServeSettings
-from forerun.serve.sse import DONE, data_event
 
 
 def router(chats: ChatService, models: ModelService, settings: ServeSettings, fingerprint: str) -> APIRouter:
@@ -30,7 +28,8 @@ def router(chats: ChatService, models: ModelService, settings: ServeSettings, fi
         """Answer a conversation, whole or as a stream of chunks."""
         models.check_name(body.model)
         job = body.job(request_id(request))
-        headers = warning_header(body.warnings())
+        notes = Notes()
+        body.note_unused(notes)
         shape = Shape(
             fingerprint,
             include_usage=body.include_usage,
@@ -40,10 +39,8 @@ def router(chats: ChatService, models: ModelService, settings: ServeSettings, fi
         )
         begun = joined(body.messages[-1].content) if body.echo else ""
         run = await start(request, chats, job)
-        if not body.stream:
-            return await answer_whole(request, run, whole(run, shape, job.wish.n, begun), headers)
-        chunks = Chunks(run, shape, job.wish.n, begun)
-        return await stream_chunks(request, run, chunks.of, settings.ping, headers)
+        encoder = ChatEncoder(run, shape, job.wish.n, begun)
+        return await respond(request, run, encoder, notes.headers(), stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/chat/completions/input_tokens")
     async def input_tokens(body: ChatRequest, request: Request) -> dict[str, Any]:
@@ -53,23 +50,3 @@ def router(chats: ChatService, models: ModelService, settings: ServeSettings, fi
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     return routes
-
-
-async def stream_chunks(
-    request: Request,
-    run: ChatRun,
-    chunks: Callable[[AsyncIterable[ChatEvent]], AsyncIterator[dict[str, Any]]],
-    ping: float,
-    headers: dict[str, str],
-) -> Response:
-    """A stream of what `chunks` makes of the run's events."""
-
-    async def lines(events: AsyncIterable[ChatEvent]) -> AsyncIterator[bytes]:
-        try:
-            async for chunk in chunks(events):
-                yield data_event(chunk)
-            yield DONE
-        except Exception as error:  # noqa: BLE001 - the status line is long sent: an event tells, then the stream ends
-            yield error_event(error)
-
-    return await answer_stream(request, run, lines, ping, headers)

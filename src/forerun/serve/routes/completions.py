@@ -6,13 +6,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from forerun.serve.completion_service import CompletionPipeline
-from forerun.serve.dialects.transport import answer_whole
+from forerun.serve.dialects.notes import Notes
+from forerun.serve.dialects.transport import respond
 from forerun.serve.model_service import ModelService
-from forerun.serve.routes.chat import stream_chunks
-from forerun.serve.routes.chat_chunks import Shape
-from forerun.serve.routes.completion_chunks import TextChunks, whole_text
+from forerun.serve.routes.chunks import Shape
+from forerun.serve.routes.completion_chunks import TextEncoder
 from forerun.serve.routes.completion_request import CompletionRequest
-from forerun.serve.routes.openai_fields import warning_header
 from forerun.serve.settings import ServeSettings
 from forerun.serve.sse import unless_gone
 
@@ -28,7 +27,8 @@ def router(
         """Go on with a text, fill a gap in one, or rate one."""
         models.check_name(body.model)
         job = body.job()
-        headers = warning_header(body.warnings())
+        notes = Notes()
+        body.note_unused(notes)
         shape = Shape(
             fingerprint,
             include_usage=body.include_usage,
@@ -37,9 +37,7 @@ def router(
             echo=job.echo,
         )
         started = await unless_gone(request, completions.start(job), lambda started: started.run.close())
-        if body.stream:
-            chunks = TextChunks(started, shape)
-            return await stream_chunks(request, started.run, chunks.of, settings.ping, headers)
-        return await answer_whole(request, started.run, whole_text(started, shape, body.only_prompt), headers)
+        encoder = TextEncoder(started, shape, body.only_prompt)
+        return await respond(request, started.run, encoder, notes.headers(), stream=body.stream, ping=settings.ping)
 
     return routes

@@ -8,13 +8,14 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from forerun.serve.chat_service import ChatPipeline
+from forerun.serve.dialects.fields import Id
 from forerun.serve.errors import bad_request
 from forerun.serve.generation import check_characters
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.request_ids import request_id
 from forerun.serve.routes.chat_request import ChatRequest
-from forerun.serve.routes.openai_fields import Id, Name
+from forerun.serve.routes.openai_fields import Name
 from forerun.serve.routes.strict import Several, Strict
 from forerun.text.guarded import check_unicode
 

@@ -1,39 +1,59 @@
-"""One choice: rounds of tokens in, deltas of reasoning, content and tool calls out."""
+"""One choice of an answer: rounds of tokens in, deltas of reasoning, content and tool calls out."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 
-from forerun.engine.sequence import Emission, Logprob
+from forerun.engine.sequence import Emission, Logprob, TextSink
 from forerun.serve.chat_events import Delta, Finished, TokenInfo, ToolCallDelta
-from forerun.serve.engine_client import Ended
+from forerun.serve.engine_client import Answer, Ended
+from forerun.serve.errors import ApiError
 from forerun.serve.parsing.pieces import AnswerParser, CallArguments, CallEnd, CallStart, Content, Piece, Reasoning
+from forerun.text.answer import AnswerText
 from forerun.text.token_bytes import TokenBytes
 
 SOURCES = {"": "model", "model": "draft model"}  # clients know the model by that name, not the smaller one that drafts
 
 
-class PlainText:
-    """The parser of text completions: everything is content."""
-
-    def push(self, text: str) -> list[Piece]:
-        return [Content(text)] if text else []
-
-    def finish(self) -> list[Piece]:
-        return []
-
-
-class AnswerReader:
+class Choice:
     """Reads one answer token by token, so that nothing depends on how rounds cut it."""
 
-    def __init__(self, choice: int, parser: AnswerParser, token_bytes: TokenBytes) -> None:
-        self._choice, self._parser, self._token_bytes = choice, parser, token_bytes
+    def __init__(
+        self,
+        index: int,
+        answer: Answer,
+        sink: TextSink,
+        parser: AnswerParser,
+        token_bytes: TokenBytes,
+        stop_ids: Collection[int] = (),
+    ) -> None:
+        """`stop_ids`: those that the request names itself; the model's own end is no news."""
+        assert isinstance(sink, AnswerText), "it knows which stop string ended the text"
+        self.answer, self._sink, self._stop_ids = answer, sink, stop_ids
+        self._index, self._parser, self._token_bytes = index, parser, token_bytes
         self._calls = 0
         self._undecided = 0  # tokens since the last piece
         self.reasoning_tokens = 0
+        self.ended: Ended | None = None
 
-    def read(self, emissions: Sequence[Emission]) -> Iterator[Delta]:
+    async def events(self) -> AsyncGenerator[Delta | Finished, None]:
+        """What it says, and that it is over."""
+        async for item in self.answer:
+            if not isinstance(item, Ended):
+                for delta in self._read(item):
+                    yield delta
+                continue
+            self.ended = item
+            for delta in self._tail(item.tail):
+                yield delta
+            if item.reason == "cancelled":
+                break
+            yield self._finished(item)
+            return
+        raise ApiError(503, "The answer was stopped before its end.")
+
+    def _read(self, emissions: Sequence[Emission]) -> Iterator[Delta]:
         """What one round said: neighbours of the same kind are one delta."""
         pieces: list[Piece] = []
         for emission in emissions:
@@ -43,17 +63,19 @@ class AnswerReader:
             pieces += new
         yield from self._deltas(pieces, [self._info(emission) for emission in emissions])
 
-    def end(self, tail: str) -> Iterator[Delta]:
+    def _tail(self, tail: str) -> Iterator[Delta]:
         """What was held back."""
         pieces = self._parser.push(tail) + self._parser.finish()
         self._count(pieces)
         yield from self._deltas(pieces, [])
 
-    def finished(self, ended: Ended, stop: str | int | None) -> Finished:
-        """Why it ended; `stop` is what the request named and the answer came to."""
+    def _finished(self, ended: Ended) -> Finished:
+        """Why it ended, and by which stop of the request."""
         if ended.reason == "length":
-            return Finished(self._choice, "length")
-        return Finished(self._choice, "tool_calls" if self._calls else "stop", stop)
+            return Finished(self._index, "length")
+        named = ended.stop if ended.stop in self._stop_ids else None
+        stop = named if self._sink.stop is None else self._sink.stop
+        return Finished(self._index, "tool_calls" if self._calls else "stop", stop)
 
     def _count(self, pieces: list[Piece]) -> None:
         """A token belongs to the first piece that came with it or after it."""
@@ -68,21 +90,21 @@ class AnswerReader:
                 tokens = []
                 yield delta
         if tokens:
-            yield Delta(self._choice, tokens=tokens)
+            yield Delta(self._index, tokens=tokens)
 
     def _delta(self, piece: Piece, text: str, tokens: list[TokenInfo]) -> Delta | None:
         if isinstance(piece, CallEnd):
             return None
         if isinstance(piece, Content):
-            return Delta(self._choice, content=text, tokens=tokens)
+            return Delta(self._index, content=text, tokens=tokens)
         if isinstance(piece, Reasoning):
-            return Delta(self._choice, reasoning=text, tokens=tokens)
+            return Delta(self._index, reasoning=text, tokens=tokens)
         if isinstance(piece, CallStart):
             call = ToolCallDelta(self._calls, f"call_{secrets.token_hex(12)}", piece.name)
             self._calls += 1
         else:
             call = ToolCallDelta(self._calls - 1, arguments=text)
-        return Delta(self._choice, tool_call=call, tokens=tokens)
+        return Delta(self._index, tool_call=call, tokens=tokens)
 
     def _info(self, emission: Emission) -> TokenInfo:
         text, data = self._token_bytes.of(emission.token)
