@@ -74,7 +74,7 @@ class Base:
 class Closing(Base, ABC):
     """A reader whose calls have an end mark. It may be missing: a call says itself where it ends."""
 
-    end_mark: str
+    end_mark = ""  # empty: there is none
 
     def __init__(self, said: Said, raw: str) -> None:
         super().__init__(said, raw)
@@ -84,7 +84,7 @@ class Closing(Base, ABC):
     def close(self) -> Reading:
         """The call is complete; its end mark may come."""
         self.complete = True
-        return Reading.MORE
+        return Reading.MORE if self.end_mark else self.over("")
 
     def feed(self, letter: str) -> Reading:
         """Takes one letter."""
