@@ -50,7 +50,7 @@ class ChatPipeline:
             written=prompt.ids,
             parser=lambda: make_parser(model.format, tools, thinking_open=prompt.thinking_open),
         )
-        return await start_run(self._models, model, job.wish, [to_run], "messages", _warnings(model, job))
+        return await start_run(self._models, model, job.wish, [to_run], job.param, _warnings(model, job))
 
     async def _constraints(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> Sequence[Constraint | None]:
         if is_free(job):
@@ -90,13 +90,13 @@ class ChatPipeline:
         if job.media:
             checked(model.media, job.media)
         seconds = self._settings.template_timeout
-        return await self._off_loop.run(lambda: _encode(model, job, seconds), "messages")
+        return await self._off_loop.run(lambda: _encode(model, job, seconds), job.param)
 
 
 def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
     check_tools(job.tools)
     tools = [_function(tool) for tool in callable_tools(job)]
-    for given, param in ((job.messages, "messages"), (tools, "tools")):
+    for given, param in ((job.messages, job.param), (tools, "tools")):
         check_characters(model, sum(map(len, strings_in(given))), param)
     options = dict(job.template_options)
     switch = model.format.thinking_switch
@@ -105,7 +105,7 @@ def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
     try:
         check_options(options, chat_template(model.tokenizer, with_tools=bool(tools)))
     except ForerunError as error:
-        raise bad_request(str(error), "chat_template_kwargs" if options else "messages") from error
+        raise bad_request(str(error), "chat_template_kwargs" if options else job.param) from error
     return encode_chat(
         model.tokenizer,
         job.messages,

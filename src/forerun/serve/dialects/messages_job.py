@@ -21,7 +21,7 @@ from forerun.text.content import BETWEEN
 BILLING = "x-anthropic-billing-header"
 
 
-def make_job(request: CountRequest, notes: Notes, request_id: str | None = None) -> ChatJob:
+def make_job(request: CountRequest, notes: Notes) -> ChatJob:
     """The job."""
     _note_unused(request, notes)
     conversation = Conversation()
@@ -43,7 +43,6 @@ def make_job(request: CountRequest, notes: Notes, request_id: str | None = None)
         thinking=thinking,
         template_options=options,
         continue_last=conversation.ends_with_text,
-        request_id=request_id,
     )
 
 
@@ -55,8 +54,11 @@ def _wish(request: CountRequest) -> GenerationWish:
 
 
 def _output(request: CountRequest) -> OutputFormat | None:
-    wanted = (request.output_config and request.output_config.format) or request.output_format
-    return OutputFormat("json_schema", wanted.schema_) if wanted else None
+    if request.output_config and request.output_config.format:
+        return OutputFormat("json_schema", request.output_config.format.schema_, "output_config.format")
+    return (
+        OutputFormat("json_schema", request.output_format.schema_, "output_format") if request.output_format else None
+    )
 
 
 def _system(request: CountRequest, notes: Notes) -> str:

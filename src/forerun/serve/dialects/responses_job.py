@@ -73,7 +73,7 @@ def joined(namespace: str | None, name: str) -> str:
     return name if namespace in (None, "", OWN_NAMESPACE) else f"{namespace}__{name}"
 
 
-def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tuple[ChatJob, ToolBox]:
+def make_job(request: Prompt, notes: Notes) -> tuple[ChatJob, ToolBox]:
     """The job, and which tools of the request it has."""
     _check(request, notes)
     box = ToolBox()
@@ -99,7 +99,7 @@ def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tu
         tool_choice=check_choice(choice, tools),
         thinking=thinking,
         template_options=options,
-        request_id=request_id,
+        param="input",
     ), box
 
 
@@ -120,8 +120,8 @@ def _logprobs(request: ResponsesRequest) -> int | None:
 def _output(request: Prompt) -> OutputFormat | None:
     wanted = request.text.format if request.text else None
     if isinstance(wanted, SchemaFormat):
-        return OutputFormat("json_schema", wanted.schema_)
-    return OutputFormat("json_object") if wanted and wanted.type == "json_object" else None
+        return OutputFormat("json_schema", wanted.schema_, "text.format")
+    return OutputFormat("json_object", param="text.format") if wanted and wanted.type == "json_object" else None
 
 
 def _thinking(request: Prompt, notes: Notes) -> Thinking:

@@ -11,7 +11,6 @@ from forerun.serve.chat_events import ChatService
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.transport import respond, start
 from forerun.serve.model_service import ModelService
-from forerun.serve.request_ids import request_id
 from forerun.serve.routes.chat_chunks import ChatEncoder
 from forerun.serve.routes.chat_messages import joined
 from forerun.serve.routes.chat_request import ChatRequest
@@ -27,7 +26,7 @@ def router(chats: ChatService, models: ModelService, settings: ServeSettings, fi
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream of chunks."""
         models.check_name(body.model)
-        job = body.job(request_id(request))
+        job = body.job()
         notes = Notes()
         body.note_unused(notes)
         shape = Shape(
@@ -43,10 +42,10 @@ def router(chats: ChatService, models: ModelService, settings: ServeSettings, fi
         return await respond(request, run, encoder, notes.headers(), stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/chat/completions/input_tokens")
-    async def input_tokens(body: ChatRequest, request: Request) -> dict[str, Any]:
+    async def input_tokens(body: ChatRequest) -> dict[str, Any]:
         """How many tokens the prompt of such a request has."""
         models.check_name(body.model)
-        tokens = await chats.count_tokens(body.job(request_id(request)))
+        tokens = await chats.count_tokens(body.job())
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     return routes

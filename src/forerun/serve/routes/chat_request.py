@@ -75,7 +75,7 @@ class ChatRequest(GenerationFields):
     echo: bool | None = None
     modalities: Several[Literal["text"]] | None = None
 
-    def job(self, request_id: str | None) -> ChatJob:
+    def job(self) -> ChatJob:
         """For the pipeline."""
         self.check()
         options = dict(self.chat_template_kwargs or {})
@@ -96,7 +96,6 @@ class ChatRequest(GenerationFields):
             thinking=thinking,
             template_options=options,
             continue_last=bool(self.continue_final_message),
-            request_id=request_id,
         )
 
     def note_unused(self, notes: Notes) -> None:

@@ -27,7 +27,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
         notes = Notes()
         notes.model(body.model, service.model)
         named = request_id(request)
-        run = await start(request, service, make_job(body, notes, named))
+        run = await start(request, service, make_job(body, notes))
         encoder = MessagesEncoder(run, named)
         headers = {"request-id": named, **notes.headers()}
         return await respond(request, run, encoder, headers, stream=body.stream, ping=settings.ping)

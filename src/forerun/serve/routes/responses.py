@@ -16,7 +16,6 @@ from forerun.serve.dialects.responses_job import make_job
 from forerun.serve.dialects.responses_request import Prompt, ResponsesRequest
 from forerun.serve.dialects.transport import respond, start
 from forerun.serve.errors import ApiError
-from forerun.serve.request_ids import request_id
 from forerun.serve.settings import ServeSettings
 from forerun.serve.sse import data_event
 
@@ -30,7 +29,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
         """An answer in the form of the Responses API, whole or as events."""
         notes = Notes()
         notes.model(body.model, service.model)
-        job, box = make_job(body, notes, request_id(request))
+        job, box = make_job(body, notes)
         try:
             run = await start(request, service, job)
         except ApiError as error:
