@@ -130,9 +130,7 @@ def test_fields_become_wishes(service: FakeChatService, client: anthropic.Anthro
     assert (wish.sampling.min_p, wish.sampling.seed, wish.max_tokens) == (0.1, 3, 100)
     assert wish.stop == ("END",) and wish.defaults == {"temperature": 1.0}
     assert wish.speculation == Speculation("off")
-    assert wish.output == OutputFormat(
-        "json_schema", schema, "output_config.format"
-    )
+    assert wish.output == OutputFormat("json_schema", schema, "output_config.format")
     assert service.job.template_options == {"a": 1}
 
 

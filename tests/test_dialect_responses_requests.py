@@ -114,9 +114,7 @@ def test_fields_become_wishes(service: FakeChatService, client: openai.OpenAI) -
     assert (wish.max_tokens, wish.min_tokens, wish.ignore_eos) == (9, 2, True)
     assert (wish.stop, wish.stop_token_ids, wish.n) == (("END",), (4,), 1)
     assert wish.speculation == Speculation("auto", 3)
-    assert wish.output == OutputFormat(
-        "json_schema", schema, "text.format"
-    )
+    assert wish.output == OutputFormat("json_schema", schema, "text.format")
     assert service.job.thinking == Thinking(True, 10)
     assert service.job.template_options == {"date": "now"}
     assert response.metadata == {"run": "7"} and response.temperature == 0.5
