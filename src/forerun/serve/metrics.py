@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -55,44 +56,36 @@ class Metrics(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of the cache's pages in use; 1 is all.", state.cache_usage)
         yield self._gauge("tokens_per_second", "Tokens generated lately.", state.tokens_per_second)
         if model is not None:
-            pool = model.engine.pool
-            yield self._counter(
-                "num_preemptions", "Answers that gave way to older ones.", model.engine.scheduler.preemptions
-            )
-            info = GaugeMetricFamily(
-                PREFIX + "cache_config_info", "The cache.", labels=[*LABELS, "block_size", "num_gpu_blocks"]
-            )
-            info.add_metric([self._model, str(pool.page), str(pool.count)], 1)
-            yield info
+            pool, preemptions = model.engine.pool, model.engine.scheduler.preemptions
+            yield self._counter("num_preemptions", "Answers that gave way to older ones.", preemptions)
+            sizes = {"block_size": str(pool.page), "num_gpu_blocks": str(pool.count)}
+            yield self._gauge("cache_config_info", "The cache.", 1, **sizes)
 
     def _by_label(self, totals: Totals) -> Iterator[Metric]:
-        ended = CounterMetricFamily(
-            PREFIX + "request_success", "Requests by how they ended.", labels=[*LABELS, "finished_reason"]
-        )
-        for reason, count in self._engine.tally.reasons.copy().items():
-            ended.add_metric([self._model, reason], count)
-        yield ended
-        positions = CounterMetricFamily(
-            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+        reasons = self._engine.tally.reasons.copy()
+        yield self._counters("request_success", "Requests by how they ended.", "finished_reason", reasons)
+        yield self._counters(
+            "spec_decode_num_accepted_tokens_per_pos",
             "Drafted tokens that were accepted, by their place in the draft.",
-            labels=[*LABELS, "position"],
+            "position",
+            dict(sorted(totals.accepted_at.items())),
         )
-        for position, count in sorted(totals.accepted_at.items()):
-            positions.add_metric([self._model, str(position)], count)
-        yield positions
-        arms = CounterMetricFamily(PREFIX + "rounds", "Rounds of answers by who drafted.", labels=[*LABELS, "arm"])
-        for arm, count in sorted(totals.arms.items()):
-            arms.add_metric([self._model, arm], count)
-        yield arms
+        yield self._counters("rounds", "Rounds of answers by who drafted.", "arm", dict(sorted(totals.arms.items())))
 
-    def _gauge(self, name: str, about: str, value: float) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, about, labels=LABELS)
-        family.add_metric([self._model], value)
+    def _gauge(self, name: str, about: str, value: float, **labels: str) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, about, labels=[*LABELS, *labels])
+        family.add_metric([self._model, *labels.values()], value)
         return family
 
     def _counter(self, name: str, about: str, value: float) -> Metric:
         family = CounterMetricFamily(PREFIX + name, about, labels=LABELS)
         family.add_metric([self._model], value)
+        return family
+
+    def _counters(self, name: str, about: str, label: str, values: Mapping[Any, float]) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, about, labels=[*LABELS, label])
+        for key, value in values.items():
+            family.add_metric([self._model, str(key)], value)
         return family
 
     def _histogram(self, name: str, about: str, histogram: Histogram) -> Metric:

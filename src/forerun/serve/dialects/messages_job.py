@@ -102,9 +102,7 @@ def _thinking(request: CountRequest, notes: Notes) -> Thinking:
     budget = BUDGETS[effort] if effort else None
     if wanted is None:
         return Thinking(budget=budget)
-    for name in ("display", "block_binding"):
-        if getattr(wanted, name) is not None:
-            notes.unused(f"thinking.{name}")
+    notes.fields(wanted, "display", "block_binding", under="thinking.")
     if wanted.type == "between_tools":
         notes.unused("thinking between_tools")
     enabled = {"enabled": True, "disabled": False}.get(wanted.type)
@@ -142,7 +140,6 @@ def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, 
             case blocks.RedactedThinkingBlock() | blocks.ForeignBlock():
                 notes.unused(f"content block {block.type}")
             case blocks.ImageBlock() if turn.role == "user":
-                _note_block(block, notes)
                 conversation.shows(_image(block, place))
             case _:
                 says(_text([block], place, notes))
@@ -201,9 +198,7 @@ def _note_unused(request: CountRequest, notes: Notes) -> None:
     if request.mcp_servers:
         raise bad_request("'mcp_servers' is not supported: tools run on the client's side.", "mcp_servers")
     names = ("cache_control", "context_management", "speed", "thread", "metadata", "container", "inference_geo")
-    for name in (*names, "diagnostics", "fallbacks", "safeguards", *(request.model_extra or ())):
-        if getattr(request, name, None) is not None:
-            notes.unused(name)
+    notes.fields(request, *names, "diagnostics", "fallbacks", "safeguards")
     if getattr(request, "service_tier", None) not in (None, "auto", "standard_only"):
         notes.unused("service_tier")
     if request.output_config and request.output_config.task_budget:

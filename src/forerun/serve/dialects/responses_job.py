@@ -247,9 +247,8 @@ def _check_rest(request: ResponsesRequest, notes: Notes) -> None:
     for name in ("background", "prompt"):
         if getattr(request, name):
             raise bad_request(f"'{name}' is not supported by this server.", name, "unsupported_parameter")
-    for name in ("store", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user", "client_metadata"):
-        if getattr(request, name):
-            notes.unused(name)
+    cache = ("prompt_cache_key", "prompt_cache_retention")
+    notes.fields(request, "store", *cache, "safety_identifier", "user", "client_metadata")
     if request.max_tool_calls is not None:
         notes.unused("max_tool_calls")
     if request.service_tier not in (None, "auto", "default"):
@@ -257,8 +256,6 @@ def _check_rest(request: ResponsesRequest, notes: Notes) -> None:
     for value in request.include or ():
         if value != LOGPROBS:
             notes.unused(f"include {value}")
-    options = request.stream_options
-    if options and options.include_obfuscation:
-        notes.unused("stream_options.include_obfuscation")
-    if options and options.reasoning_summary_delivery:
-        notes.unused("stream_options.reasoning_summary_delivery")
+    if request.stream_options:
+        asked = ("include_obfuscation", "reasoning_summary_delivery")
+        notes.fields(request.stream_options, *asked, under="stream_options.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from forerun.serve.chat_job import Tool
-from forerun.serve.parsing import gemma, hermes, json_list, mistral, qwen_coder
+from forerun.serve.parsing import gemma, json_call, json_list, mistral, qwen_coder
 from forerun.serve.parsing.answer import MakeReader, TaggedParser
 from forerun.serve.parsing.formats import THINK_MARKS, AnswerFormat
 from forerun.serve.parsing.pieces import AnswerParser
@@ -37,4 +37,4 @@ def _family(format: AnswerFormat, tools: Sequence[Tool]) -> tuple[tuple[str, ...
         return gemma.MARKS, (), gemma.GemmaReader
     if format.tools == "mistral":
         return mistral.MARKS, (), mistral.MistralReader
-    return hermes.MARKS, (), hermes.HermesReader
+    return json_call.HERMES_MARKS, (), json_call.HermesReader
