@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 
 from forerun.engine.sequence import Emission, Logprob, TextSink
 from forerun.serve.chat_events import Delta, Finished, TokenInfo, ToolCallDelta
 from forerun.serve.engine_client import Answer, Ended
 from forerun.serve.errors import ApiError
-from forerun.serve.parsing.pieces import AnswerParser, CallArguments, CallEnd, CallStart, Content, Piece, Reasoning
+from forerun.serve.parsing.pieces import AnswerParser, CallEnd, CallStart, Content, Piece, Reasoning
 from forerun.text.answer import AnswerText
 from forerun.text.token_bytes import TokenBytes
 
 SOURCES = {"": "model", "model": "draft model"}  # clients know the model by that name, not the smaller one that drafts
+Saying = tuple[Piece, list[str], list[TokenInfo]]  # of neighbouring pieces: the first, all their texts, their tokens
 
 
 class Choice:
@@ -33,7 +34,7 @@ class Choice:
         self.answer, self._sink, self._stop_ids = answer, sink, stop_ids
         self._index, self._parser, self._token_bytes = index, parser, token_bytes
         self._calls = 0
-        self._undecided = 0  # tokens since the last piece
+        self._silent: list[TokenInfo] = []  # tokens since the last piece
         self.reasoning_tokens = 0
         self.ended: Ended | None = None
 
@@ -54,20 +55,20 @@ class Choice:
         raise ApiError(503, "The answer was stopped before its end.")
 
     def _read(self, emissions: Sequence[Emission]) -> Iterator[Delta]:
-        """What one round said: neighbours of the same kind are one delta."""
-        pieces: list[Piece] = []
+        """What one round said."""
+        said: list[Saying] = []
         for emission in emissions:
-            new = self._parser.push(emission.text)
-            self._undecided += 1
-            self._count(new)
-            pieces += new
-        yield from self._deltas(pieces, [self._info(emission) for emission in emissions])
+            self._silent.append(self._info(emission))
+            self._add(said, self._parser.push(emission.text))
+        return filter(None, map(self._delta, said))
 
     def _tail(self, tail: str) -> Iterator[Delta]:
         """What was held back."""
-        pieces = self._parser.push(tail) + self._parser.finish()
-        self._count(pieces)
-        yield from self._deltas(pieces, [])
+        said: list[Saying] = []
+        self._add(said, self._parser.push(tail) + self._parser.finish())
+        yield from filter(None, map(self._delta, said))
+        if self._silent:
+            yield Delta(self._index, tokens=self._silent)
 
     def _finished(self, ended: Ended) -> Finished:
         """Why it ended, and by which stop of the request."""
@@ -77,33 +78,34 @@ class Choice:
         stop = named if self._sink.stop is None else self._sink.stop
         return Finished(self._index, "tool_calls" if self._calls else "stop", stop)
 
-    def _count(self, pieces: list[Piece]) -> None:
-        """A token belongs to the first piece that came with it or after it."""
-        if pieces:
-            self.reasoning_tokens += self._undecided if isinstance(pieces[0], Reasoning) else 0
-            self._undecided = 0
+    def _add(self, said: list[Saying], pieces: Sequence[Piece]) -> None:
+        """A token belongs to the first piece that came with it or after it; neighbours of a kind become one."""
+        for piece in pieces:
+            tokens, self._silent = self._silent, []
+            if isinstance(piece, Reasoning):
+                self.reasoning_tokens += len(tokens)
+            if isinstance(piece, CallStart | CallEnd):
+                said.append((piece, [], tokens))
+            elif said and type(said[-1][0]) is type(piece):
+                said[-1][1].append(piece.text)
+                said[-1][2].extend(tokens)
+            else:
+                said.append((piece, [piece.text], tokens))
 
-    def _deltas(self, pieces: list[Piece], tokens: list[TokenInfo]) -> Iterator[Delta]:
-        for kind, text in _joined(pieces):
-            delta = self._delta(kind, text, tokens)
-            if delta is not None:
-                tokens = []
-                yield delta
-        if tokens:
-            yield Delta(self._index, tokens=tokens)
-
-    def _delta(self, piece: Piece, text: str, tokens: list[TokenInfo]) -> Delta | None:
-        if isinstance(piece, CallEnd):
-            return None
-        if isinstance(piece, Content):
-            return Delta(self._index, content=text, tokens=tokens)
-        if isinstance(piece, Reasoning):
-            return Delta(self._index, reasoning=text, tokens=tokens)
-        if isinstance(piece, CallStart):
-            call = ToolCallDelta(self._calls, f"call_{secrets.token_hex(12)}", piece.name)
-            self._calls += 1
-        else:
-            call = ToolCallDelta(self._calls - 1, arguments=text)
+    def _delta(self, saying: Saying) -> Delta | None:
+        piece, texts, tokens = saying
+        match piece:
+            case Content():
+                return Delta(self._index, content="".join(texts), tokens=tokens)
+            case Reasoning():
+                return Delta(self._index, reasoning="".join(texts), tokens=tokens)
+            case CallEnd():
+                return Delta(self._index, tokens=tokens) if tokens else None
+            case CallStart():
+                call = ToolCallDelta(self._calls, f"call_{secrets.token_hex(12)}", piece.name)
+                self._calls += 1
+            case _:
+                call = ToolCallDelta(self._calls - 1, arguments="".join(texts))
         return Delta(self._index, tool_call=call, tokens=tokens)
 
     def _info(self, emission: Emission) -> TokenInfo:
@@ -118,15 +120,3 @@ class Choice:
 def likeliest(logprob: Logprob, token_bytes: TokenBytes) -> list[tuple[int, str, bytes, float]]:
     """The likeliest tokens with their texts."""
     return [(token, *token_bytes.of(token), value) for token, value in logprob.top]
-
-
-def _joined(pieces: Iterable[Piece]) -> list[tuple[Piece, str]]:
-    """Texts of neighbours of the same kind in one."""
-    joined: list[tuple[Piece, str]] = []
-    for piece in pieces:
-        text = piece.text if isinstance(piece, Content | Reasoning | CallArguments) else ""
-        if text and joined and type(joined[-1][0]) is type(piece):
-            joined[-1] = (piece, joined[-1][1] + text)
-        elif text or isinstance(piece, CallStart | CallEnd):
-            joined.append((piece, text))
-    return joined

@@ -31,7 +31,6 @@ class ResponsesEncoder(Encoder):
         options = request.reasoning
         self._as_summary = options is not None and (options.summary or options.generate_summary or "none") != "none"
         self._open: OutputItem | None = None
-        self._tokens: list[Any] = []  # emitted, but their text has not come yet
         self._reason: str = "stop"
         self._sent = 0  # events so far, which is the next one's number
 
@@ -66,21 +65,17 @@ class ResponsesEncoder(Encoder):
             yield self._end(event)
 
     def _delta(self, delta: Delta) -> Iterator[Json]:
-        self._tokens += delta.tokens
         if delta.content:
             if not isinstance(self._open, MessageItem):
                 yield from self._next(MessageItem(self._item_id("msg"), self._index))
             assert isinstance(self._open, MessageItem)
-            yield from self._open.grow(delta.content, self._tokens)
-            self._tokens.clear()
+            yield from self._open.grow(delta.content, delta.tokens)
         elif delta.reasoning:
-            self._tokens.clear()
             if not isinstance(self._open, ReasoningItem):
                 yield from self._next(ReasoningItem(self._item_id("rs"), self._index, self._as_summary))
             assert isinstance(self._open, ReasoningItem)
             yield from self._open.grow(delta.reasoning)
         elif delta.tool_call is not None:
-            self._tokens.clear()
             yield from self._call(delta.tool_call)
 
     def _call(self, call: ToolCallDelta) -> Iterator[Json]:
