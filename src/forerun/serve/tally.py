@@ -26,6 +26,14 @@ class Bin:
     drafted: int = 0
     accepted: int = 0
 
+    def add(self, other: Bin) -> None:
+        """What another one had."""
+        self.read += other.read
+        self.tokens += other.tokens
+        self.rounds += other.rounds
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+
 
 class Recent:
     """The last seconds. One thread writes, any may read."""
@@ -35,26 +43,17 @@ class Recent:
 
     def add(self, round: Bin) -> None:
         """What one round of the engine gave."""
-        last = self._bins[-1]
-        if round.began - last.began >= BIN:
-            last = Bin(round.began)
-            self._bins.append(last)
-        last.tokens += round.tokens
-        last.rounds += round.rounds
-        last.drafted += round.drafted
-        last.accepted += round.accepted
+        if round.began - self._bins[-1].began >= BIN:
+            self._bins.append(Bin(round.began))
+        self._bins[-1].add(round)
 
     def sum(self, now: float) -> Bin:
         """Of the bins that are not older than the window; `began` is when the oldest of them did."""
         bins = [one for one in self._bins.copy() if now - one.began <= WINDOW]
-        return Bin(
-            min((one.began for one in bins), default=now),
-            0,
-            sum(one.tokens for one in bins),
-            sum(one.rounds for one in bins),
-            sum(one.drafted for one in bins),
-            sum(one.accepted for one in bins),
-        )
+        total = Bin(min((one.began for one in bins), default=now))
+        for one in bins:
+            total.add(one)
+        return total
 
 
 class UnderWay(Protocol):
