@@ -88,7 +88,7 @@ def parse(
     enabled: bool = True,
 ) -> list[Piece]:
     """The pieces of a text that came cut at these places, adjacent ones of a kind joined."""
-    parser = make_parser(FORMATS[name], tools, thinking_open=thinking_open, tools_enabled=enabled)
+    parser = make_parser(FORMATS[name], tools if enabled else (), thinking_open=thinking_open)
     pieces: list[Piece] = []
     before = 0
     for cut in [*cuts, len(text)]:

@@ -147,7 +147,7 @@ class FakeGeneration:
 
 def test_thoughts_of_a_local_model_are_told_apart() -> None:
     for opened, texts in ((False, ["<thi", "nk>h", "m</think>", "Yes", "."]), (True, ["h", "m</thi", "nk>Yes."])):
-        parser = make_parser(AnswerFormat(reasoning="think"), (), thinking_open=opened, tools_enabled=False)
+        parser = make_parser(AnswerFormat(reasoning="think"), (), thinking_open=opened)
         pieces = list(LocalReply(FakeGeneration(*texts), parser))  # type: ignore[arg-type]
         assert "".join(piece.text for piece in pieces if piece.thought).strip() == "hm"
         assert "".join(piece.text for piece in pieces if not piece.thought).strip() == "Yes."

@@ -129,7 +129,8 @@ def test_fields_become_wishes(service: FakeChatService, client: anthropic.Anthro
     assert (wish.sampling.temperature, wish.sampling.top_p, wish.sampling.top_k) == (0.5, 0.9, 5)
     assert (wish.sampling.min_p, wish.sampling.seed, wish.max_tokens) == (0.1, 3, 100)
     assert wish.stop == ("END",) and wish.defaults == {"temperature": 1.0}
-    assert wish.speculation == Speculation("off") and wish.output == OutputFormat("json_schema", schema)
+    assert wish.speculation == Speculation("off")
+    assert wish.output == OutputFormat("json_schema", schema, "output_config.format")
     assert service.job.template_options == {"a": 1}
 
 

@@ -210,8 +210,8 @@ def test_logprobs_belong_to_the_text(service: FakeChatService, client: openai.Op
     service.play(
         [
             Delta(0, reasoning="Hm", tokens=[token("Hm", -3.0)]),
-            Delta(0, tokens=[token("H", -0.5)]),
-            Delta(0, content="Hi", tokens=[token("i", -0.25)]),
+            Delta(0, content="Hi", tokens=[token("H", -0.5), token("i", -0.25)]),
+            Delta(0, tokens=[token("", -1.0)]),
             *ends(),
         ]
     )

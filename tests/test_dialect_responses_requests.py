@@ -113,7 +113,8 @@ def test_fields_become_wishes(service: FakeChatService, client: openai.OpenAI) -
     assert wish.sampling.logit_bias == {5: -100} and wish.defaults == {"temperature": 1.0}
     assert (wish.max_tokens, wish.min_tokens, wish.ignore_eos) == (9, 2, True)
     assert (wish.stop, wish.stop_token_ids, wish.n) == (("END",), (4,), 1)
-    assert wish.speculation == Speculation("auto", 3) and wish.output == OutputFormat("json_schema", schema)
+    assert wish.speculation == Speculation("auto", 3)
+    assert wish.output == OutputFormat("json_schema", schema, "text.format")
     assert service.job.thinking == Thinking(True, 10)
     assert service.job.template_options == {"date": "now"}
     assert response.metadata == {"run": "7"} and response.temperature == 0.5
@@ -121,7 +122,9 @@ def test_fields_become_wishes(service: FakeChatService, client: openai.OpenAI) -
     client.responses.create(
         model="tiny", input="Hello", text={"format": {"type": "json_object"}}, reasoning={"effort": "none"}
     )
-    assert service.job.wish.output == OutputFormat("json_object") and service.job.thinking == Thinking(False)
+    assert service.job.wish.output == OutputFormat(
+        "json_object", param="text.format"
+    ) and service.job.thinking == Thinking(False)
 
 
 @pytest.mark.parametrize(

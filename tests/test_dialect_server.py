@@ -66,6 +66,18 @@ def test_responses(engine: FakeEngine, address: str, per_round: int) -> None:
         assert prompt_of(engine).endswith(SENT_BACK)
 
 
+def test_logprobs_of_a_message_do_not_depend_on_the_rounds(engine: FakeEngine, address: str) -> None:
+    """A round may end thinking and begin the text: the text's tokens are not the thinking's."""
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    found = []
+    for per_round in (1, 2, 3, 7, 1000):
+        engine.per_round = per_round
+        answer = client.responses.create(model="tiny", input=QUESTION, tools=FUNCTIONS, top_logprobs=1)
+        found.append([entry.model_dump() for entry in answer.output[1].content[0].logprobs])
+    assert found == found[:1] * len(found)
+    assert "".join(entry["token"] for entry in found[0]).endswith("One moment.")
+
+
 def said(item: Any) -> Any:
     if item.type == "function_call":
         return item.name, json.loads(item.arguments)

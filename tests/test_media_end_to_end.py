@@ -22,8 +22,7 @@ from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 from forerun.serve.app import create_app
 from forerun.serve.local_engine import LocalEngine
-from forerun.serve.local_model import loaded_model
-from forerun.serve.model_service import ModelService
+from forerun.serve.model_service import ModelService, loaded_model
 from forerun.serve.settings import ServeSettings
 
 CAT, DOG = encoded(picture(seed=1)), encoded(picture(seed=2))

@@ -59,6 +59,27 @@ def test_an_answer_streams_and_ends_with_its_figures(page: Page) -> None:
     ]
 
 
+def test_the_end_of_an_answer_is_followed_to_its_figures(page: Page) -> None:
+    """On a phone they take several lines, which only come when the answer is over."""
+    page.screen(360, 560)
+    left = "const log = document.querySelector('.log'); return log.scrollHeight - log.scrollTop - log.clientHeight"
+    lines = [("mtp", [f"Line {n}", " of many.", "\n\n"]) for n in range(30)]
+    page.server.scripts["lines"] = Script([*lines, ("model", ["The end."])], hold_after=30)
+    page.send("lines")
+    page.wait(lambda: "Line 29" in page.text(".answer-body"))
+    page.server.release.set()
+    page.answer()
+    assert page.js(left) < 2
+    page.server.release.clear()
+    page.send("lines")  # who reads further up stays there
+    page.wait(lambda: len(page.all(".answer-body")) == 2 and "Line 29" in page.texts(".answer-body")[1])
+    page.js("document.querySelector('.log').scrollTop -= 400")
+    page.wait(lambda: page.js(left) > 300)
+    page.server.release.set()
+    page.answer()
+    assert page.js(left) > 300
+
+
 def test_what_an_answer_waits_for_is_shown(page: Page) -> None:
     page.server.scripts["wait"] = Script([("model", ["At last."])], hold_first=True)
     page.server.stats["waiting"] = 2

@@ -69,7 +69,7 @@ def test_a_text_may_end_anywhere(name: str) -> None:
     """Calls begin with a name, go on with arguments and end once."""
     for text, _ in BANKS[name]:
         for end in range(0, len(text), 3):
-            parser = make_parser(FORMATS[name], TOOLS, thinking_open=False, tools_enabled=True)
+            parser = make_parser(FORMATS[name], TOOLS, thinking_open=False)
             open_call = False
             for piece in parser.push(text[:end]) + parser.finish():
                 if isinstance(piece, CallStart):
@@ -103,7 +103,7 @@ def test_arguments_go_out_as_they_come(name: str) -> None:
         "llama3_json": '{"name": "write", "parameters": {"path": "',
         "mistral": '[TOOL_CALLS]write[ARGS]{"path": "',
     }
-    parser = make_parser(FORMATS[name], TOOLS, thinking_open=False, tools_enabled=True)
+    parser = make_parser(FORMATS[name], TOOLS, thinking_open=False)
     assert parser.push(heads[name])[0] == CallStart("write")
     for letter in "a long text, and more of it":
         assert parser.push(letter) == [CallArguments(letter)]
@@ -111,7 +111,7 @@ def test_arguments_go_out_as_they_come(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_text_and_thinking_go_out_as_they_come(name: str) -> None:
-    parser = make_parser(FORMATS[name], TOOLS, thinking_open=True, tools_enabled=True)
+    parser = make_parser(FORMATS[name], TOOLS, thinking_open=True)
     end = {"gemma4": "<channel|>", "mistral": "[/THINK]"}.get(name, "</think>")
     assert says(parser.push("I think")) == ["r I think"]
     assert says(parser.push(f" so.\n{end}\n\nHel")) == ["r  so.", "t Hel"]

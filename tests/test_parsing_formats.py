@@ -83,7 +83,7 @@ def test_marks_of_a_tokenizer_reach_the_parser_as_text(family: str) -> None:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     sink = AnswerText(tokenizer, [], [], format.shown)
     assert "".join(sink.push(token)[0] for token in ids) + sink.flush() == text
-    parser = make_parser(format, TOOLS, thinking_open=False, tools_enabled=True)
+    parser = make_parser(format, TOOLS, thinking_open=False)
     kinds = [type(piece).__name__ for piece in [*parser.push(text), *parser.finish()]]
     thinks = [] if family == "llama3_json" else ["Reasoning"]
     assert kinds == [*thinks, "Content", "CallStart", "CallArguments", "CallEnd"]

@@ -196,7 +196,7 @@ def test_what_is_written_under_a_grammar_is_calls_with_valid_arguments(name: str
         if not text:
             continue
         finished += 1
-        parser = make_parser(format, MORE_TOOLS, thinking_open=False, tools_enabled=True)
+        parser = make_parser(format, MORE_TOOLS, thinking_open=False)
         pieces = short(joined([*parser.push(text), *parser.finish()]))
         assert pieces
         for call in pieces:

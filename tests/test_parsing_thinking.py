@@ -54,7 +54,7 @@ def bank(style: ReasoningStyle) -> list[str]:
 
 
 def parse(style: ReasoningStyle, text: str, cuts: list[int], thinking_open: bool) -> list[Piece]:
-    parser = make_parser(AnswerFormat(style), [], thinking_open=thinking_open, tools_enabled=False)
+    parser = make_parser(AnswerFormat(style), [], thinking_open=thinking_open)
     pieces: list[Piece] = []
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         pieces += parser.push(text[begin:end])

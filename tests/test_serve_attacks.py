@@ -15,9 +15,9 @@ from tiny import tiny_tokenizer
 from forerun.errors import ForerunError
 from forerun.sample.constraint import ConstraintStuck
 from forerun.sample.grammar import GrammarVocabulary, compile_grammar
+from forerun.serve.body_limit import CONTAINER, JsonSize
 from forerun.serve.engine_room import client_error
 from forerun.serve.errors import ApiError
-from forerun.serve.json_size import CONTAINER, JsonSize
 from forerun.serve.routes import tokens
 
 CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"

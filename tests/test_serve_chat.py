@@ -171,10 +171,10 @@ def test_usage_and_statistics(address: str) -> None:
 
 def test_what_has_no_effect_is_named_in_a_header(address: str) -> None:
     body = {"messages": MESSAGES, "user": "x", "store": True}
-    assert call(address, "/v1/chat/completions", body).headers["x-forerun-warning"] == "without effect: user, store"
+    assert call(address, "/v1/chat/completions", body).headers["x-forerun-warning"] == "not used: user, store"
     described = {"type": "json_schema", "json_schema": {"name": "n", "description": "d", "schema": {"type": "object"}}}
     reply = call(address, "/v1/chat/completions", {"messages": MESSAGES, "response_format": described})
-    assert reply.headers["x-forerun-warning"] == "without effect: response_format.json_schema.description"
+    assert reply.headers["x-forerun-warning"] == "not used: response_format.json_schema.description"
     assert "x-forerun-warning" not in call(address, "/v1/chat/completions", {"messages": MESSAGES}).headers
 
 

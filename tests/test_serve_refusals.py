@@ -176,3 +176,35 @@ def test_a_full_queue_is_429_with_a_time_to_wait() -> None:
             reply = chat(address, stream=stream)
             assert (reply.status, reply.headers["retry-after"]) == (429, "3")
             assert reply.error == {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}
+
+
+ASK_MESSAGES: Any = {"model": "tiny", "max_tokens": 5, "messages": MESSAGES}
+LONG = "word " * 8 * CONTEXT
+DIALECTS: list[tuple[str, dict[str, Any], str]] = [
+    ("responses", {"input": LONG}, "input"),
+    ("responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "no"}}}},
+     "text.format"),
+    ("responses", {"input": [{"type": "poem"}]}, "input[0]"),
+    ("responses", {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+    ("responses", {"input": "x", "speculative": {"draft": "auto", "depth": 99}}, "speculative.depth"),
+    ("messages", {"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}},
+     "output_config.format"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
+     "messages[0].content[0].tool_use_id"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages[0].content[0]"),
+    ("chat/completions", {"messages": MESSAGES, "metadata": {"a": {"b": [float("inf")]}}}, "metadata.a.b[0]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "param"), DIALECTS)
+def test_errors_name_the_field_as_the_client_wrote_it(
+    address: str, path: str, body: dict[str, Any], param: str
+) -> None:
+    """No names of our own code, and no field of another dialect."""
+    reply = call(address, f"/v1/{path}", {**ASK_MESSAGES, **body} if path == "messages" else body)
+    assert reply.status == 400, reply.text
+    if path == "messages":  # which has no place for it
+        assert param in reply.error["message"] or "JSON schema" in reply.error["message"]
+    else:
+        assert reply.error["param"] == param
+    assert "tag" not in reply.error["message"] and ".dict." not in reply.error["message"]

@@ -15,8 +15,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 from forerun.serve.app import create_app
 from forerun.serve.local_engine import LocalEngine
-from forerun.serve.local_model import loaded_model
-from forerun.serve.model_service import ModelService
+from forerun.serve.model_service import ModelService, loaded_model
 from forerun.serve.settings import ServeSettings
 
 ASK: Any = [{"role": "user", "content": "the cat and the dog and the cat and the dog"}]

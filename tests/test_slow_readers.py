@@ -26,8 +26,7 @@ from forerun.serve import connection
 from forerun.serve.app import create_app
 from forerun.serve.connection import Connection
 from forerun.serve.local_engine import LocalEngine
-from forerun.serve.local_model import loaded_model
-from forerun.serve.model_service import ModelService
+from forerun.serve.model_service import ModelService, loaded_model
 from forerun.serve.settings import ServeSettings
 
 

@@ -117,7 +117,7 @@ class LocalTalker:
 
         words = [{**message, "content": text_of(message["content"])} for message in messages]
         opened = encode_chat(self._model.tokenizer, words).thinking_open
-        return make_parser(self._format, (), thinking_open=opened, tools_enabled=False)
+        return make_parser(self._format, (), thinking_open=opened)
 
 
 class LocalReply:

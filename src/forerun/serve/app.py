@@ -16,7 +16,7 @@ from forerun.serve.error_bodies import CatchAll, add_error_handlers
 from forerun.serve.model_service import ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.request_ids import RequestIds
-from forerun.serve.routes import chat, completions, messages, models, page, responses, service, tokens
+from forerun.serve.routes import completions, messages, models, page, responses, service, tokens
 from forerun.serve.security import Guard
 from forerun.serve.settings import ServeSettings
 
@@ -42,10 +42,8 @@ def create_app(
     # The page with the documentation would fetch its scripts from elsewhere: there is only the document itself.
     app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     texts = CompletionPipeline(model_service, settings, off_loop)
-    fingerprint = f"forerun-{__version__}"
     files = page.page_files() if settings.page else {}
-    app.include_router(chat.router(chats, model_service, settings, fingerprint))
-    app.include_router(completions.router(texts, model_service, settings, fingerprint))
+    app.include_router(completions.router(chats, texts, model_service, settings))
     app.include_router(models.router(model_service))
     app.include_router(service.router(model_service, settings, metrics))
     app.include_router(tokens.router(chats, model_service, off_loop))

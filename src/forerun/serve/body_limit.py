@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 
 from fastapi.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.error_bodies import error_response
 from forerun.serve.errors import ApiError
-from forerun.serve.json_size import JsonSize
 
 SECONDS = 60.0  # for a whole body
 DISCARDED, PATIENCE = 256 << 20, 5.0  # bytes and seconds of a body that is too large
+# Of a JSON body: reading many more than a million numbers would stop all other answers for too long.
+MOST_VALUES = 1 << 20
+CONTAINER = 10  # a list, an object or one of its keys takes as long as so many numbers
+# A whole string, or the quote of one that goes on in the next part of the body. Never looks at a byte twice.
+STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(").*\Z', re.DOTALL)
 CLOSE = {"Connection": "close"}  # what is left of the body is not read
 
 
@@ -77,3 +82,22 @@ async def _discard(receive: Receive) -> None:
                 if message["type"] != "http.request" or not message.get("more_body", False):
                     return
                 left -= len(message.get("body", b""))
+
+
+class JsonSize:
+    """How many values a JSON body has, counted as it comes in: not in strings, however they are cut into parts."""
+
+    def __init__(self) -> None:
+        self._counted = 0
+        self._open = b""  # the beginning of a string that has not ended yet, as far as it matters
+
+    def add(self, part: bytes) -> bool:
+        """False: there are too many."""
+        text = self._open + part
+        outside = STRINGS.sub(rb"\1", text)
+        self._open = b""
+        if outside.endswith(b'"'):
+            backslashes = len(text) - len(text.rstrip(b"\\"))
+            self._open = b'"\\' if backslashes % 2 else b'"'
+        self._counted += outside.count(b",") + CONTAINER * sum(outside.count(mark) for mark in (b"[", b"{", b":"))
+        return self._counted <= MOST_VALUES

@@ -42,7 +42,7 @@ class Delta:
     content: str = ""
     reasoning: str = ""
     tool_call: ToolCallDelta | None = None
-    tokens: Sequence[TokenInfo] = ()  # emitted since the last delta; a delta may have nothing but these
+    tokens: Sequence[TokenInfo] = ()  # that said it; behind a call, and at the end, a delta may have nothing but these
 
 
 @dataclass(frozen=True, slots=True)

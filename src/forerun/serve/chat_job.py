@@ -102,4 +102,4 @@ class ChatJob:
     thinking: Thinking = field(default_factory=Thinking)
     template_options: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs, checked
     continue_last: bool = False  # the last message is the assistant's own beginning: no new turn
-    request_id: str | None = None
+    param: str = "messages"  # the field that the conversation came in, for errors

@@ -6,42 +6,14 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-from forerun.serve.answer_reader import AnswerReader
 from forerun.serve.chat_events import ChatEvent, Delta, Finished, Summary, Usage
-from forerun.serve.engine_client import Answer, Ended
-from forerun.serve.errors import ApiError
+from forerun.serve.chat_job import GenerationWish
+from forerun.serve.choice import Choice
+from forerun.serve.generation import PromptToRun, make_work
+from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.statistics import statistics
-from forerun.text.answer import AnswerText
-
-
-@dataclass(slots=True)
-class Choice:
-    """One answer, who reads it, and how it ended."""
-
-    answer: Answer
-    sink: AnswerText
-    reader: AnswerReader
-    stop_ids: Collection[int] = ()  # that the request names itself; the model's own end is no news
-    ended: Ended | None = None
-
-    async def events(self) -> AsyncGenerator[Delta | Finished, None]:
-        """What it says, and that it is over."""
-        async for item in self.answer:
-            if isinstance(item, Ended):
-                self.ended = item
-                for delta in self.reader.end(item.tail):
-                    yield delta
-                if item.reason == "cancelled":
-                    break
-                named = item.stop if item.stop in self.stop_ids else None
-                yield self.reader.finished(item, named if self.sink.stop is None else self.sink.stop)
-                return
-            for delta in self.reader.read(item):
-                yield delta
-        raise ApiError(503, "The answer was stopped before its end.")
 
 
 class Run:
@@ -71,9 +43,27 @@ class Run:
         usage = Usage(
             prompt=self.prompt_tokens,
             completion=sum(end.response.completion_tokens for end in ended),
-            reasoning=sum(choice.reader.reasoning_tokens for choice in self.choices),
+            reasoning=sum(choice.reasoning_tokens for choice in self.choices),
         )
         return Summary(usage, statistics(ended, self.prompt_tokens, self._warnings))
+
+
+async def start_run(
+    models: ModelService,
+    model: LoadedModel,
+    wish: GenerationWish,
+    prompts: Sequence[PromptToRun],
+    param: str,
+    warnings: Sequence[str] = (),
+) -> Run:
+    """Queue all choices of all prompts, or none; `param`: the field that the prompts came in."""
+    work = [(prompt, one) for prompt in prompts for one in make_work(model, wish, prompt, param)]
+    answers = await models.engine.start([one for _, one in work])
+    choices = [
+        Choice(index, answer, one.sink, prompt.parser(), model.token_bytes, wish.stop_token_ids)
+        for index, (answer, (prompt, one)) in enumerate(zip(answers, work, strict=True))
+    ]
+    return Run(models.name, sum(len(prompt.ids) for prompt in prompts), choices, warnings)
 
 
 async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Delta | Finished, None]:

@@ -8,17 +8,15 @@ from typing import Any
 from forerun.errors import ForerunError
 from forerun.media.parts import MediaPrompt
 from forerun.sample.constraint import Constraint
-from forerun.serve.answer_reader import AnswerReader
 from forerun.serve.chat_job import ChatJob, Tool
-from forerun.serve.chat_run import Choice, Run
+from forerun.serve.chat_run import Run, start_run
 from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, check_tools, is_free
 from forerun.serve.errors import ApiError, bad_request
-from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
+from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits
 from forerun.serve.media_reading import MediaReading, checked
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.parsing.make import make_parser
-from forerun.serve.parsing.pieces import AnswerParser
 from forerun.serve.settings import ServeSettings
 from forerun.text.chat import ChatPrompt, chat_template, encode_chat
 from forerun.text.guarded import strings_in
@@ -42,27 +40,17 @@ class ChatPipeline:
         prompt = await self.prompt(job)
         constraints = await self._constraints(model, job, prompt)
         read = await self._read_media(model, job, prompt)  # last, since it takes longest
-        ids = prompt.ids if read is None else read.ids
+        tools = callable_tools(job)
         to_run = PromptToRun(
-            ids,
+            prompt.ids if read is None else read.ids,
             prompt.text,
             constraints,
             shown=model.format.shown,
             media=None if read is None else read.media,
             written=prompt.ids,
+            parser=lambda: make_parser(model.format, tools, thinking_open=prompt.thinking_open),
         )
-        work = make_work(model, job.wish, to_run, "messages")
-        answers = await self._models.engine.start(work)
-        choices = [
-            Choice(
-                answer,
-                sink_of(item),
-                AnswerReader(index, _parser(model, job, prompt), model.token_bytes),
-                job.wish.stop_token_ids,
-            )
-            for index, (answer, item) in enumerate(zip(answers, work, strict=True))
-        ]
-        return Run(self.model, len(ids), choices, warnings=_warnings(model, job))
+        return await start_run(self._models, model, job.wish, [to_run], job.param, _warnings(model, job))
 
     async def _constraints(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> Sequence[Constraint | None]:
         if is_free(job):
@@ -102,13 +90,13 @@ class ChatPipeline:
         if job.media:
             checked(model.media, job.media)
         seconds = self._settings.template_timeout
-        return await self._off_loop.run(lambda: _encode(model, job, seconds), "messages")
+        return await self._off_loop.run(lambda: _encode(model, job, seconds), job.param)
 
 
 def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
     check_tools(job.tools)
     tools = [_function(tool) for tool in callable_tools(job)]
-    for given, param in ((job.messages, "messages"), (tools, "tools")):
+    for given, param in ((job.messages, job.param), (tools, "tools")):
         check_characters(model, sum(map(len, strings_in(given))), param)
     options = dict(job.template_options)
     switch = model.format.thinking_switch
@@ -117,7 +105,7 @@ def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
     try:
         check_options(options, chat_template(model.tokenizer, with_tools=bool(tools)))
     except ForerunError as error:
-        raise bad_request(str(error), "chat_template_kwargs" if options else "messages") from error
+        raise bad_request(str(error), "chat_template_kwargs" if options else job.param) from error
     return encode_chat(
         model.tokenizer,
         job.messages,
@@ -132,11 +120,6 @@ def _function(tool: Tool) -> dict[str, Any]:
     """OpenAI's form, which templates expect."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
-
-
-def _parser(model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> AnswerParser:
-    tools = callable_tools(job)
-    return make_parser(model.format, tools, thinking_open=prompt.thinking_open, tools_enabled=bool(tools))
 
 
 def _warnings(model: LoadedModel, job: ChatJob) -> list[str]:

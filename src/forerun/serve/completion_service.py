@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from forerun.media.reading import check_no_places
 from forerun.sample.grammar import Grammar
-from forerun.serve.answer_reader import AnswerReader, PlainText, likeliest
 from forerun.serve.chat_events import TokenInfo
 from forerun.serve.chat_job import GenerationWish
-from forerun.serve.chat_run import Choice, Run
+from forerun.serve.chat_run import Run, start_run
+from forerun.serve.choice import likeliest
 from forerun.serve.constraining import output_grammar, text_constraints
 from forerun.serve.errors import bad_request
-from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits, make_work, sink_of
+from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.settings import ServeSettings
@@ -82,18 +82,7 @@ class CompletionPipeline:
             lambda: [_encode(model, prompt, job, grammar) for prompt in job.prompts],
             "prompt" if job.suffix is None else "suffix",
         )
-        work = [item for prompt in prompts for item in make_work(model, job.wish, prompt, "prompt")]
-        answers = await self._models.engine.start(work)
-        choices = [
-            Choice(
-                answer,
-                sink_of(item),
-                AnswerReader(index, PlainText(), model.token_bytes),
-                job.wish.stop_token_ids,
-            )
-            for index, (answer, item) in enumerate(zip(answers, work, strict=True))
-        ]
-        return CompletionRun(Run(self._models.name, sum(len(p.ids) for p in prompts), choices), prompts, model)
+        return CompletionRun(await start_run(self._models, model, job.wish, prompts, "prompt"), prompts, model)
 
 
 def _encode(model: LoadedModel, prompt: Prompt, job: CompletionJob, grammar: Grammar | None) -> PromptToRun:

@@ -47,7 +47,7 @@ def output_grammar(model: LoadedModel, output: OutputFormat | None, limits: Gram
     """None: any text. It takes up to some hundred milliseconds: not for the event loop."""
     if output is None:
         return None
-    return compile_grammar(model.grammar_vocabulary(), output.kind, output.value, limits)
+    return compile_grammar(model.grammar_vocabulary, output.kind, output.value, limits)
 
 
 def chat_grammar(model: LoadedModel, job: ChatJob, limits: GrammarLimits) -> Grammar | None:
@@ -64,7 +64,7 @@ def chat_grammar(model: LoadedModel, job: ChatJob, limits: GrammarLimits) -> Gra
         source = tool_grammar(model.format, tools, "auto", parallel=choice.parallel)
     else:
         return None
-    return compile_grammar(model.grammar_vocabulary(), "grammar", source, calls)
+    return compile_grammar(model.grammar_vocabulary, "grammar", source, calls)
 
 
 def _calls_or(output: OutputFormat, calls: str, limits: GrammarLimits) -> str:

@@ -6,6 +6,7 @@ server that was told to end.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -72,3 +73,12 @@ class DaemonThreads(Executor):
                     future.set_exception(error)
             del task, future, work  # nothing is held while nothing is done
             release_workers()
+
+
+async def beside(work: Callable[[], Made]) -> Made:
+    """What takes long, on a thread of its own."""
+    thread = DaemonThreads(1, "forerun beside")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+    finally:
+        thread.shutdown(wait=False)

@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.errors import ApiError, bad_request
-from forerun.serve.sse import data_event
 
 log = logging.getLogger("forerun")
 
@@ -51,11 +50,6 @@ def error_response(path: str, error: ApiError, request_id: str | None = None) ->
     return JSONResponse(body, error.status, headers=error.headers)
 
 
-def error_event(error: Exception) -> bytes:
-    """For a stream that has begun."""
-    return data_event(openai_body(as_api_error(error)))
-
-
 def as_api_error(error: Exception) -> ApiError:
     """What was not foreseen is for the log; the client learns that it happened."""
     if isinstance(error, ApiError):
@@ -72,7 +66,7 @@ def validation_error(error: RequestValidationError) -> ApiError:
     kind = first["type"]
     if kind == "json_invalid":
         return bad_request("The body is not valid JSON.", code="invalid_json")
-    param = _param(place)
+    param = _param(place, error.body, missing=kind == "missing")
     if kind == "extra_forbidden":
         name = param or str(place[-1])[:100]
         return bad_request(f"'{name}' is not supported.", name, "unknown_parameter")
@@ -80,17 +74,23 @@ def validation_error(error: RequestValidationError) -> ApiError:
         return bad_request(str(first["ctx"]["error"]))
     if not place:
         return bad_request("The body must be a JSON object, sent as application/json.")
+    if kind == "union_tag_invalid":  # tags of our own have a second word, and there may be too many to list
+        return bad_request(
+            f"Invalid '{param}': '{first['ctx']['tag'].split(' ')[0][:60]}' is not known here.", param, "invalid_value"
+        )
     return bad_request(f"Invalid '{param}': {first['msg']}.", param, "invalid_value")
 
 
-def _param(place: list[Any]) -> str:
+def _param(place: list[Any], body: Any, *, missing: bool) -> str:
     """messages[3].content: as OpenAI writes it, without the names of union members that pydantic adds."""
     text = ""
-    for part in place:
+    for number, part in enumerate(place, start=1):
         if isinstance(part, int):
             text += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int", "float", "bool") and part[:1].islower():
-            text += f".{part}" if text else part
+            body = body[part] if isinstance(body, list) and part < len(body) else None
+        elif isinstance(body, dict) and (part in body or (missing and number == len(place))):
+            text += (f".{part}" if text else part) if part.isidentifier() else ""
+            body = body.get(part)
     return text[:200]
 
 

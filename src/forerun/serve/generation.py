@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,6 +17,7 @@ from forerun.serve.chat_job import GenerationWish, SamplingWish
 from forerun.serve.engine_client import Work
 from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.model_service import LoadedModel
+from forerun.serve.parsing.pieces import AnswerParser, PlainText
 from forerun.serve.settings import ServeSettings
 from forerun.text.answer import AnswerText
 
@@ -32,6 +33,7 @@ class PromptToRun:
     shown: frozenset[str] = frozenset()  # special tokens that are text in the answer
     media: PromptMedia | None = None  # what takes the place of placeholders
     written: Sequence[int] | None = None  # before placeholders were repeated: those would look like repetitive text
+    parser: Callable[[], AnswerParser] = PlainText  # for the text of each choice
 
 
 def grammar_limits(settings: ServeSettings) -> GrammarLimits:
@@ -95,12 +97,6 @@ def stop_ids_of(model: LoadedModel, wish: GenerationWish) -> frozenset[int]:
     if wish.stop_token_ids and max(wish.stop_token_ids) >= model.vocab:
         raise bad_request(f"Token ids end at {model.vocab - 1}.", "stop_token_ids")
     return frozenset(wish.stop_token_ids) | (frozenset() if wish.ignore_eos else model.stop_ids)
-
-
-def sink_of(work: Work) -> AnswerText:
-    """As `make_work` made it: it knows which stop string ended the text."""
-    assert isinstance(work.sink, AnswerText)
-    return work.sink
 
 
 def _request(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, sampling: SamplingParams) -> Request:

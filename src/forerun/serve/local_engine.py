@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import Literal
 
 from forerun.engine.request import Request
 from forerun.engine.sequence import Status
@@ -19,6 +18,7 @@ from forerun.engine.warmup import warm_up
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 from forerun.progress import NullProgress, Progress
+from forerun.serve.daemon_threads import beside
 from forerun.serve.engine_client import EngineState, Work
 from forerun.serve.engine_room import EngineRoom, Live
 from forerun.serve.errors import ApiError, bad_request
@@ -28,7 +28,6 @@ from forerun.serve.settings import ServeSettings
 from forerun.serve.tally import Tally, Times, Totals
 
 log = logging.getLogger("forerun")
-Made = TypeVar("Made")
 LONGEST_WAIT = 60  # seconds that a client is told to wait, at most
 END = 10.0  # seconds for the engine's thread to end; a device that hangs does not keep the process
 
@@ -226,29 +225,3 @@ def is_parked(live: Live) -> bool:
 def unavailable(message: str) -> ApiError:
     """Not now."""
     return ApiError(503, f"{message}: try again later", headers={"Retry-After": "5"})
-
-
-async def beside(make: Callable[[], Made]) -> Made:
-    """What takes long, on a thread that the end of the process does not wait for."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Made] = loop.create_future()
-
-    def tell(made: Made | None, error: BaseException | None) -> None:
-        if done.done():  # whoever asked was cancelled
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast(Made, made))
-
-    def run() -> None:
-        made, failure = None, None
-        try:
-            made = make()
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(tell, made, failure)
-
-    threading.Thread(target=run, name="forerun beside", daemon=True).start()
-    return await done

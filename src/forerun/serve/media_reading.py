@@ -45,7 +45,8 @@ class MediaReading:
             except MediaOutOfMemory as error:
                 raise ApiError(503, str(error), code="out_of_memory") from None
             except PromptTooLong as error:
-                raise too_long(error.context, error.tokens, "messages", "at least ") from error
+                conversation = media[0].param.partition("[")[0]  # it is too long as a whole
+                raise too_long(error.context, error.tokens, conversation, "at least ") from error
             except ForerunError as error:
                 raise bad_request(f"{str(error).rstrip('.')}.", param_of(error, media)) from error
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forerun.serve.histogram import Histogram
+from forerun.serve.histogram import HISTOGRAMS, Histogram
 from forerun.serve.local_engine import LocalEngine
 from forerun.serve.tally import Totals
 
@@ -23,19 +24,6 @@ COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
     "spec_decode_num_accepted_tokens": ("Drafted tokens that were accepted.", lambda t: t.accepted),
     "draft_seconds": ("Seconds that answers waited for drafts.", lambda t: t.draft_seconds),
     "verify_seconds": ("Seconds that answers waited for target passes.", lambda t: t.verify_seconds),
-}
-HISTOGRAMS = {
-    "time_to_first_token_seconds": "Seconds from the request to its first token.",
-    "inter_token_latency_seconds": "Seconds between tokens; tokens of one round share theirs.",
-    "request_time_per_output_token_seconds": "Seconds per token after the first, of whole requests.",
-    "e2e_request_latency_seconds": "Seconds from the request to its end.",
-    "request_queue_time_seconds": "Seconds before a prompt was begun.",
-    "request_inference_time_seconds": "Seconds from the beginning of the prompt to the end.",
-    "request_prefill_time_seconds": "Seconds from the beginning of the prompt to the first token.",
-    "request_decode_time_seconds": "Seconds from the first token to the last.",
-    "request_prompt_tokens": "Prompt tokens of requests.",
-    "request_generation_tokens": "Generated tokens of requests.",
-    "iteration_tokens_total": "Tokens of one round of the engine, those of prompts included.",
 }
 
 
@@ -58,7 +46,7 @@ class Metrics(Collector):
         for name, (about, read) in COUNTERS.items():
             yield self._counter(name, about, read(totals))
         yield from self._by_label(totals)
-        for name, about in HISTOGRAMS.items():
+        for name, (about, _) in HISTOGRAMS.items():
             yield self._histogram(name, about, self._engine.tally.histograms[name])
 
     def _gauges(self) -> Iterator[Metric]:
@@ -68,44 +56,36 @@ class Metrics(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of the cache's pages in use; 1 is all.", state.cache_usage)
         yield self._gauge("tokens_per_second", "Tokens generated lately.", state.tokens_per_second)
         if model is not None:
-            pool = model.engine.pool
-            yield self._counter(
-                "num_preemptions", "Answers that gave way to older ones.", model.engine.scheduler.preemptions
-            )
-            info = GaugeMetricFamily(
-                PREFIX + "cache_config_info", "The cache.", labels=[*LABELS, "block_size", "num_gpu_blocks"]
-            )
-            info.add_metric([self._model, str(pool.page), str(pool.count)], 1)
-            yield info
+            pool, preemptions = model.engine.pool, model.engine.scheduler.preemptions
+            yield self._counter("num_preemptions", "Answers that gave way to older ones.", preemptions)
+            sizes = {"block_size": str(pool.page), "num_gpu_blocks": str(pool.count)}
+            yield self._gauge("cache_config_info", "The cache.", 1, **sizes)
 
     def _by_label(self, totals: Totals) -> Iterator[Metric]:
-        ended = CounterMetricFamily(
-            PREFIX + "request_success", "Requests by how they ended.", labels=[*LABELS, "finished_reason"]
-        )
-        for reason, count in self._engine.tally.reasons.copy().items():
-            ended.add_metric([self._model, reason], count)
-        yield ended
-        positions = CounterMetricFamily(
-            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+        reasons = self._engine.tally.reasons.copy()
+        yield self._counters("request_success", "Requests by how they ended.", "finished_reason", reasons)
+        yield self._counters(
+            "spec_decode_num_accepted_tokens_per_pos",
             "Drafted tokens that were accepted, by their place in the draft.",
-            labels=[*LABELS, "position"],
+            "position",
+            dict(sorted(totals.accepted_at.items())),
         )
-        for position, count in sorted(totals.accepted_at.items()):
-            positions.add_metric([self._model, str(position)], count)
-        yield positions
-        arms = CounterMetricFamily(PREFIX + "rounds", "Rounds of answers by who drafted.", labels=[*LABELS, "arm"])
-        for arm, count in sorted(totals.arms.items()):
-            arms.add_metric([self._model, arm], count)
-        yield arms
+        yield self._counters("rounds", "Rounds of answers by who drafted.", "arm", dict(sorted(totals.arms.items())))
 
-    def _gauge(self, name: str, about: str, value: float) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, about, labels=LABELS)
-        family.add_metric([self._model], value)
+    def _gauge(self, name: str, about: str, value: float, **labels: str) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, about, labels=[*LABELS, *labels])
+        family.add_metric([self._model, *labels.values()], value)
         return family
 
     def _counter(self, name: str, about: str, value: float) -> Metric:
         family = CounterMetricFamily(PREFIX + name, about, labels=LABELS)
         family.add_metric([self._model], value)
+        return family
+
+    def _counters(self, name: str, about: str, label: str, values: Mapping[Any, float]) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, about, labels=[*LABELS, label])
+        for key, value in values.items():
+            family.add_metric([self._model, str(key)], value)
         return family
 
     def _histogram(self, name: str, about: str, histogram: Histogram) -> Metric:

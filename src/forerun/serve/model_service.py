@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+from forerun.draft.arms import SERVED
 from forerun.media.parts import MediaReader
 from forerun.sample.grammar import GrammarVocabulary
 from forerun.serve.engine_client import EngineClient, EngineState
 from forerun.serve.errors import ApiError
 from forerun.serve.parsing.formats import AnswerFormat, format_of
+from forerun.serve.settings import ServeSettings
 from forerun.text.content import MEDIA_KINDS
 from forerun.text.token_bytes import TokenBytes
+
+if TYPE_CHECKING:
+    from forerun.language_model import LanguageModel
 
 REASONS = {
     "loading": "Loading model",
@@ -22,7 +27,7 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class LoadedModel:
     """What a request needs of a model that is ready."""
 
@@ -37,13 +42,10 @@ class LoadedModel:
     media: MediaReader | None = None  # None: it reads text only
     token_bytes: TokenBytes = field(init=False)
     format: AnswerFormat = field(init=False)  # how it writes thinking and tool calls
-    _grammars: list[GrammarVocabulary] = field(init=False, default_factory=list)  # none until somebody needs one
-    _making: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer))
-        parsers = {"tool_parser": self.tool_parser, "reasoning_parser": self.reasoning_parser}
-        object.__setattr__(self, "format", format_of(self.tokenizer, **parsers))
+        self.token_bytes = TokenBytes(self.tokenizer)
+        self.format = format_of(self.tokenizer, tool_parser=self.tool_parser, reasoning_parser=self.reasoning_parser)
 
     @property
     def modalities(self) -> list[str]:
@@ -55,16 +57,34 @@ class LoadedModel:
         """Characters: a text with more has too many tokens whatever it says."""
         return self.context * self.token_bytes.longest
 
+    @cached_property
     def grammar_vocabulary(self) -> GrammarVocabulary:
-        """Its tokens as grammars see them: made once, which takes up to a second."""
-        with self._making:
-            if not self._grammars:
-                self._grammars.append(GrammarVocabulary(self.tokenizer, self.vocab, self.stop_ids))
-            return self._grammars[0]
+        """Its tokens as grammars see them, which takes up to a second to make."""
+        return GrammarVocabulary(self.tokenizer, self.vocab, self.stop_ids)
 
     def ids_of(self, text: str) -> tuple[int, ...]:
         """Tokens of a text that the server writes itself: marks in it are tokens of their own."""
         return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def loaded_model(model: LanguageModel, settings: ServeSettings) -> LoadedModel:
+    """A model of this process; once, when it has been loaded."""
+    engine = model.engine
+    return LoadedModel(
+        tokenizer=model.tokenizer,
+        context=engine.context,
+        vocab=engine.vocab,
+        stop_ids=model.stop_ids,
+        generation_defaults=model.generation_defaults,
+        about={
+            "device": str(model.machine.device),
+            "guaranteed": model.probe.guaranteed,
+            "drafters": [name for name in SERVED if name in engine.drafters],
+        },
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
+        media=model.media,
+    )
 
 
 class ModelService:

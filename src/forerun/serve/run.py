@@ -131,10 +131,10 @@ def run_server(load: Callable[[], LanguageModel], settings: ServeSettings, model
 
 async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model: str) -> None:
     from forerun.serve.app import create_app
-    from forerun.serve.local_engine import LocalEngine, beside
-    from forerun.serve.local_model import loaded_model
+    from forerun.serve.daemon_threads import beside
+    from forerun.serve.local_engine import LocalEngine
     from forerun.serve.metrics import Metrics
-    from forerun.serve.model_service import ModelService
+    from forerun.serve.model_service import ModelService, loaded_model
 
     engine = LocalEngine(settings)
     name, aliases = model_names(model, settings)
@@ -142,7 +142,7 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
 
     async def make_ready() -> None:
         model = loaded_model(await engine.load(load), settings)
-        await beside(model.grammar_vocabulary)
+        await beside(lambda: model.grammar_vocabulary)  # now, and not while the first client waits for it
         service.ready(model)
         log.info("ready: %s", name)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from forerun.engine.sequence import Sequence
-from forerun.serve.histogram import FIRST_TOKEN, PER_REQUEST, PER_ROUND, PER_TOKEN, TOKENS, Histogram
+from forerun.serve.histogram import HISTOGRAMS, Histogram
 
 WINDOW, BIN = 5.0, 0.25  # seconds that count as lately, and to which they are rounded
 
@@ -26,6 +26,14 @@ class Bin:
     drafted: int = 0
     accepted: int = 0
 
+    def add(self, other: Bin) -> None:
+        """What another one had."""
+        self.read += other.read
+        self.tokens += other.tokens
+        self.rounds += other.rounds
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+
 
 class Recent:
     """The last seconds. One thread writes, any may read."""
@@ -35,26 +43,17 @@ class Recent:
 
     def add(self, round: Bin) -> None:
         """What one round of the engine gave."""
-        last = self._bins[-1]
-        if round.began - last.began >= BIN:
-            last = Bin(round.began)
-            self._bins.append(last)
-        last.tokens += round.tokens
-        last.rounds += round.rounds
-        last.drafted += round.drafted
-        last.accepted += round.accepted
+        if round.began - self._bins[-1].began >= BIN:
+            self._bins.append(Bin(round.began))
+        self._bins[-1].add(round)
 
     def sum(self, now: float) -> Bin:
         """Of the bins that are not older than the window; `began` is when the oldest of them did."""
         bins = [one for one in self._bins.copy() if now - one.began <= WINDOW]
-        return Bin(
-            min((one.began for one in bins), default=now),
-            0,
-            sum(one.tokens for one in bins),
-            sum(one.rounds for one in bins),
-            sum(one.drafted for one in bins),
-            sum(one.accepted for one in bins),
-        )
+        total = Bin(min((one.began for one in bins), default=now))
+        for one in bins:
+            total.add(one)
+        return total
 
 
 class UnderWay(Protocol):
@@ -119,19 +118,7 @@ class Tally:
         self.recent = Recent()
         self.mean_seconds = 1.0  # of an answer, lately
         self.reasons: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
-        self.histograms = {
-            "time_to_first_token_seconds": Histogram(FIRST_TOKEN),
-            "inter_token_latency_seconds": Histogram(PER_TOKEN),
-            "request_time_per_output_token_seconds": Histogram(PER_TOKEN),
-            "e2e_request_latency_seconds": Histogram(PER_REQUEST),
-            "request_queue_time_seconds": Histogram(PER_REQUEST),
-            "request_inference_time_seconds": Histogram(PER_REQUEST),
-            "request_prefill_time_seconds": Histogram(PER_REQUEST),
-            "request_decode_time_seconds": Histogram(PER_REQUEST),
-            "request_prompt_tokens": Histogram(TOKENS),
-            "request_generation_tokens": Histogram(TOKENS),
-            "iteration_tokens_total": Histogram(PER_ROUND),
-        }
+        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
         self.between_tokens = self.histograms["inter_token_latency_seconds"]
         self.per_round = self.histograms["iteration_tokens_total"]
         self._ended = Totals()

@@ -1,4 +1,4 @@
-"""Request fields that the dialects share: our own extras at the top level of a body."""
+"""Request fields that the dialects share, with their bounds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, FiniteFloat, StringConstraints, model_validator
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
-from forerun.serve.chat_job import GenerationWish, OutputFormat, SamplingWish, Speculation, Thinking
+from forerun.serve.chat_job import GenerationWish, SamplingWish, Speculation, Thinking
 from forerun.serve.effort import switched
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.strict import Several, Strict
+from forerun.text.stops import MAX_STOP_LENGTH
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]  # a token id as the key of a JSON object
+LARGEST = 2**31 - 1
+MAX_BIASES = 4096
+DEFAULTS = {"temperature": 1.0}  # of all dialects; other defaults are the sampler's own
+
+Id = Annotated[int, Field(ge=0, le=LARGEST)]
+IdKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]  # a token id as the key of a JSON object
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 class SpeculativeWish(Strict):
@@ -26,20 +32,43 @@ class SpeculativeWish(Strict):
     depth: int | None = Field(default=None, ge=0, le=MAX_DEPTH)
 
 
-class Extras(Strict):
-    """What this server understands beside the dialect's own fields, at the top level of the body."""
+class SamplingFields(Strict):
+    """How tokens are chosen, and when an answer ends: under the same names in all dialects."""
 
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    logit_bias: dict[TokenKey, float] | None = Field(default=None, max_length=4096)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    min_tokens: int = Field(default=0, ge=0, lt=2**31)
-    ignore_eos: bool = False
-    stop_token_ids: Several[TokenId] = Field(default_factory=list, max_length=64)
-    speculative: bool | int | str | SpeculativeWish | None = None
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
+    min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[FiniteFloat, Field(ge=0.01, le=100)] | None = None
+    presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
+    logit_bias: (
+        Annotated[dict[IdKey, Annotated[FiniteFloat, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None
+    ) = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[Several[Id], Field(max_length=1000)] | None = None
+    speculative: bool | int | Annotated[str, Field(max_length=50)] | SpeculativeWish | None = None
+
+    def wish(self, *, stop: str | Sequence[str] | None = None, **more: Any) -> GenerationWish:
+        """In the pipeline's words; `more`: what each dialect calls by another name."""
+        # By fields of the same names; what a body has no field for it does not say.
+        said = {entry.name: getattr(self, entry.name, None) for entry in fields(SamplingWish)}
+        biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+        return GenerationWish(
+            sampling=SamplingWish(**said | {"logit_bias": biases or None}),
+            defaults=DEFAULTS,
+            min_tokens=self.min_tokens or 0,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            speculation=speculation(self.speculative),
+            **more,
+        )
+
+
+class Extras(SamplingFields):
+    """What this server understands beside the fields of other APIs than OpenAI's completions."""
+
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="before")
@@ -54,39 +83,10 @@ class Extras(Strict):
             raise ValueError("The body must be plain JSON: finite numbers, whole characters, not too deep.") from None
         return body
 
-    def wish(
-        self,
-        *,
-        max_tokens: int | None,
-        stop: Sequence[str] = (),
-        logprobs: int | None = None,
-        output: OutputFormat | None = None,
-    ) -> GenerationWish:
-        """Ours, with what the dialect says in its own words. Both dialects are at temperature 1 when nobody says."""
-        return GenerationWish(
-            sampling=sampling_of(self),
-            defaults={"temperature": 1.0},
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            stop=tuple(stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            logprobs=logprobs,
-            speculation=speculation(self.speculative),
-            output=output,
-        )
-
     def template(self, thinking: Thinking) -> tuple[Thinking, Mapping[str, Any]]:
         """And the options for the chat template."""
         options = dict(self.chat_template_kwargs or {})
         return switched(thinking, options), options
-
-
-def sampling_of(body: BaseModel) -> SamplingWish:
-    """By fields of the same names; what a body has no field for it does not say."""
-    said = {entry.name: getattr(body, entry.name, None) for entry in fields(SamplingWish)}
-    biases = said["logit_bias"] or {}
-    return SamplingWish(**said | {"logit_bias": {int(token): bias for token, bias in biases.items()} or None})
 
 
 def speculation(value: bool | int | str | SpeculativeWish | None) -> Speculation:

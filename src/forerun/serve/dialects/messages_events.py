@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, Summary, ToolCallDelta, Usage
 from forerun.serve.dialects.conversation import arguments_object
+from forerun.serve.dialects.transport import Encoder, Json
 from forerun.serve.error_bodies import anthropic_body
 from forerun.serve.errors import ApiError
-
-Json = dict[str, Any]
 
 # Clients send thinking back with its signature, and some leave out thoughts that have none. This server needs none.
 SIGNATURE = "forerun"
 PING: Json = {"type": "ping"}
 
 
-class MessagesEncoder:
-    """One message. `answer()` is what a client makes of the stream's events."""
+class MessagesEncoder(Encoder):
+    """One message; `answer` is what a client makes of the stream's events."""
 
     def __init__(self, run: ChatRun, request_id: str) -> None:
         self._request_id = request_id
-        self._message: Json = {
+        self.answer: Json = {
             "id": f"msg_{run.id}",
             "type": "message",
             "role": "assistant",
@@ -38,12 +36,10 @@ class MessagesEncoder:
         self._ending: Json = {"stop_reason": "end_turn", "stop_sequence": None}
 
     def start(self) -> Iterator[Json]:
-        """Before the prompt was read."""
-        yield {"type": "message_start", "message": dict(self._message)}
+        yield {"type": "message_start", "message": dict(self.answer)}
         yield PING
 
     def events(self, event: ChatEvent) -> Iterator[Json]:
-        """What becomes of one chat event."""
         if isinstance(event, Delta):
             yield from self._delta(event)
         elif isinstance(event, Finished):
@@ -52,18 +48,12 @@ class MessagesEncoder:
         else:
             yield from self._end(event)
 
-    def failed(self, error: ApiError) -> Iterator[Json]:
-        """It ends here."""
+    def failed(self, error: ApiError) -> Json:
         self._over = True
-        yield anthropic_body(error, self._request_id)
+        return anthropic_body(error, self._request_id)
 
     def ping(self) -> Json | None:
-        """A sign of life."""
         return None if self._over else PING
-
-    def answer(self) -> Json:
-        """The message."""
-        return self._message
 
     def _delta(self, delta: Delta) -> Iterator[Json]:
         if delta.content:
@@ -86,12 +76,12 @@ class MessagesEncoder:
 
     @property
     def _index(self) -> int:
-        return len(self._message["content"]) - 1
+        return len(self.answer["content"]) - 1
 
     def _next(self, block: Json) -> Iterator[Json]:
         yield from self._close()
         self._open = block["type"]
-        self._message["content"].append(block)
+        self.answer["content"].append(block)
         yield {"type": "content_block_start", "index": self._index, "content_block": dict(block)}
 
     def _grown(self, delta: Json, piece: str) -> Json:
@@ -101,7 +91,7 @@ class MessagesEncoder:
     def _close(self) -> Iterator[Json]:
         if self._open is None:
             return
-        block, whole = self._message["content"][-1], "".join(self._pieces)
+        block, whole = self.answer["content"][-1], "".join(self._pieces)
         if self._open == "thinking":
             block["signature"] = SIGNATURE
             signed = {"type": "signature_delta", "signature": SIGNATURE}
@@ -117,7 +107,7 @@ class MessagesEncoder:
     def _end(self, summary: Summary) -> Iterator[Json]:
         usage = _usage(summary.usage)
         self._over = True
-        self._message |= {**self._ending, "usage": usage, **summary.statistics}
+        self.answer |= {**self._ending, "usage": usage, **summary.statistics}
         yield {"type": "message_delta", "delta": self._ending, "usage": usage, **summary.statistics}
         yield {"type": "message_stop"}
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, ToolChoice
+from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, Tool, ToolChoice
 from forerun.serve.dialects import messages_blocks as blocks
 from forerun.serve.dialects.conversation import Conversation, check_choice, only_users_show, unreadable
 from forerun.serve.dialects.messages_events import SIGNATURE
 from forerun.serve.dialects.messages_request import CountRequest, MessagesRequest, Turn
-from forerun.serve.dialects.messages_tools import ToolBox
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.effort import BUDGETS, Effort
 from forerun.serve.errors import bad_request
@@ -21,7 +20,56 @@ from forerun.text.content import BETWEEN
 BILLING = "x-anthropic-billing-header"
 
 
-def make_job(request: CountRequest, notes: Notes, request_id: str | None = None) -> ChatJob:
+class ToolBox:
+    """The tools it declares, with what the conversation added and took away.
+
+    A prompt has one list of tools, at its beginning: the one that holds at the end of the conversation.
+    """
+
+    def __init__(self, declared: Iterable[blocks.AnyTool], notes: Notes) -> None:
+        self._notes = notes
+        self._known: dict[str, Tool] = {}
+        self._gone: set[str] = set()
+        for tool in declared:
+            if isinstance(tool, blocks.CustomTool) and tool.name in self._known:
+                raise bad_request(f"Two tools are called '{tool.name}'.", "tools")
+            self._define(tool)
+
+    @property
+    def tools(self) -> list[Tool]:
+        """In the order they were declared."""
+        return [tool for tool in self._known.values() if tool.name not in self._gone]
+
+    def change(self, block: blocks.ToolChangeBlock, param: str) -> None:
+        """In the middle of the conversation."""
+        tool = block.tool
+        self._notes.fields(block, "cache_control")
+        if isinstance(tool, blocks.InlineTool):
+            self._define(tool.definition)
+            name = tool.definition.name
+        elif isinstance(tool, blocks.ToolName):
+            name = tool.name
+            if name not in self._known:
+                raise bad_request(f"There is no tool '{name}' to add or remove.", param)
+        else:
+            self._notes.unused(f"{block.type} {tool.type}")
+            return
+        if block.type == "tool_removal":
+            self._gone.add(name or "")
+        else:
+            self._gone.discard(name or "")
+
+    def _define(self, tool: blocks.AnyTool) -> None:
+        if not isinstance(tool, blocks.CustomTool):
+            self._notes.unused(f"tool {tool.type}")
+            return
+        self._notes.fields(tool, "cache_control")
+        unused = ("input_examples", "allowed_callers", "defer_loading", "eager_input_streaming")
+        self._notes.fields(tool, *unused, under="tools.")
+        self._known[tool.name] = Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
+
+
+def make_job(request: CountRequest, notes: Notes) -> ChatJob:
     """The job."""
     _note_unused(request, notes)
     conversation = Conversation()
@@ -43,20 +91,22 @@ def make_job(request: CountRequest, notes: Notes, request_id: str | None = None)
         thinking=thinking,
         template_options=options,
         continue_last=conversation.ends_with_text,
-        request_id=request_id,
     )
 
 
 def _wish(request: CountRequest) -> GenerationWish:
     output = _output(request)
     if not isinstance(request, MessagesRequest):
-        return request.wish(max_tokens=None, output=output)
-    return request.wish(max_tokens=request.max_tokens, stop=request.stop_sequences or (), output=output)
+        return request.wish(output=output)
+    return request.wish(max_tokens=request.max_tokens, stop=request.stop_sequences, output=output)
 
 
 def _output(request: CountRequest) -> OutputFormat | None:
-    wanted = (request.output_config and request.output_config.format) or request.output_format
-    return OutputFormat("json_schema", wanted.schema_) if wanted else None
+    if request.output_config and request.output_config.format:
+        return OutputFormat("json_schema", request.output_config.format.schema_, "output_config.format")
+    return (
+        OutputFormat("json_schema", request.output_format.schema_, "output_format") if request.output_format else None
+    )
 
 
 def _system(request: CountRequest, notes: Notes) -> str:
@@ -100,9 +150,7 @@ def _thinking(request: CountRequest, notes: Notes) -> Thinking:
     budget = BUDGETS[effort] if effort else None
     if wanted is None:
         return Thinking(budget=budget)
-    for name in ("display", "block_binding"):
-        if getattr(wanted, name) is not None:
-            notes.unused(f"thinking.{name}")
+    notes.fields(wanted, "display", "block_binding", under="thinking.")
     if wanted.type == "between_tools":
         notes.unused("thinking between_tools")
     enabled = {"enabled": True, "disabled": False}.get(wanted.type)
@@ -140,7 +188,6 @@ def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, 
             case blocks.RedactedThinkingBlock() | blocks.ForeignBlock():
                 notes.unused(f"content block {block.type}")
             case blocks.ImageBlock() if turn.role == "user":
-                _note_block(block, notes)
                 conversation.shows(_image(block, place))
             case _:
                 says(_text([block], place, notes))
@@ -199,9 +246,7 @@ def _note_unused(request: CountRequest, notes: Notes) -> None:
     if request.mcp_servers:
         raise bad_request("'mcp_servers' is not supported: tools run on the client's side.", "mcp_servers")
     names = ("cache_control", "context_management", "speed", "thread", "metadata", "container", "inference_geo")
-    for name in (*names, "diagnostics", "fallbacks", "safeguards", *(request.model_extra or ())):
-        if getattr(request, name, None) is not None:
-            notes.unused(name)
+    notes.fields(request, *names, "diagnostics", "fallbacks", "safeguards")
     if getattr(request, "service_tier", None) not in (None, "auto", "standard_only"):
         notes.unused("service_tier")
     if request.output_config and request.output_config.task_budget:

@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from forerun.serve.dialects.fields import Extras
+from forerun.serve.dialects.fields import Extras, StopString
 from forerun.serve.dialects.messages_blocks import AnyBlock, AnyTool, TextBlock
-from forerun.serve.routes.openai_fields import StopString
 from forerun.serve.routes.strict import Several, Strict
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]

@@ -10,9 +10,8 @@ from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, Summa
 from forerun.serve.dialects.responses_job import ToolBox
 from forerun.serve.dialects.responses_output import CallItem, MessageItem, OutputItem, ReasoningItem
 from forerun.serve.dialects.responses_request import ResponsesRequest
+from forerun.serve.dialects.transport import Encoder, Json
 from forerun.serve.errors import ApiError
-
-Json = dict[str, Any]
 
 
 class Named(NamedTuple):
@@ -23,41 +22,33 @@ class Named(NamedTuple):
     model: str
 
 
-class ResponsesEncoder:
-    """One response. `answer()` is the same object that the last event of a stream carries."""
+class ResponsesEncoder(Encoder):
+    """One response; `answer` is the same object that the last event of a stream carries."""
 
     def __init__(self, run: ChatRun | Named, request: ResponsesRequest, box: ToolBox) -> None:
         self._run_id, self._places = run.id, box.places
-        self._response = _empty_response(run, request, box)
+        self.answer = _empty_response(run, request, box)
         options = request.reasoning
         self._as_summary = options is not None and (options.summary or options.generate_summary or "none") != "none"
         self._open: OutputItem | None = None
-        self._tokens: list[Any] = []  # emitted, but their text has not come yet
         self._reason: str = "stop"
         self._sent = 0  # events so far, which is the next one's number
 
     def start(self) -> Iterator[Json]:
-        """Before the prompt was read."""
-        yield self._numbered({"type": "response.created", "response": dict(self._response)})
-        yield self._numbered({"type": "response.in_progress", "response": dict(self._response)})
+        yield self._numbered({"type": "response.created", "response": dict(self.answer)})
+        yield self._numbered({"type": "response.in_progress", "response": dict(self.answer)})
 
     def events(self, event: ChatEvent) -> Iterator[Json]:
-        """What becomes of one chat event."""
         for data in self._unnumbered(event):
             yield self._numbered(data)
 
-    def failed(self, error: ApiError) -> Iterator[Json]:
-        """It ends here."""
-        self._response |= {"status": "failed", "error": _failure(error)}
-        yield self._numbered({"type": "response.failed", "response": self._response})
+    def failed(self, error: ApiError) -> Json:
+        self.answer |= {"status": "failed", "error": _failure(error)}
+        return self._numbered({"type": "response.failed", "response": self.answer})
 
     def ping(self) -> Json | None:
         """OpenAI's own sign of life. Codex counts the time between events, and a comment is none."""
-        return self._numbered({"type": "keepalive"}) if self._response["status"] == "in_progress" else None
-
-    def answer(self) -> Json:
-        """The response object."""
-        return self._response
+        return self._numbered({"type": "keepalive"}) if self.answer["status"] == "in_progress" else None
 
     def _numbered(self, data: Json) -> Json:
         data["sequence_number"] = self._sent
@@ -74,21 +65,17 @@ class ResponsesEncoder:
             yield self._end(event)
 
     def _delta(self, delta: Delta) -> Iterator[Json]:
-        self._tokens += delta.tokens
         if delta.content:
             if not isinstance(self._open, MessageItem):
                 yield from self._next(MessageItem(self._item_id("msg"), self._index))
             assert isinstance(self._open, MessageItem)
-            yield from self._open.grow(delta.content, self._tokens)
-            self._tokens.clear()
+            yield from self._open.grow(delta.content, delta.tokens)
         elif delta.reasoning:
-            self._tokens.clear()
             if not isinstance(self._open, ReasoningItem):
                 yield from self._next(ReasoningItem(self._item_id("rs"), self._index, self._as_summary))
             assert isinstance(self._open, ReasoningItem)
             yield from self._open.grow(delta.reasoning)
         elif delta.tool_call is not None:
-            self._tokens.clear()
             yield from self._call(delta.tool_call)
 
     def _call(self, call: ToolCallDelta) -> Iterator[Json]:
@@ -107,13 +94,13 @@ class ResponsesEncoder:
     def _close(self, status: str) -> Iterable[Json]:
         if self._open is not None:
             yield from self._open.closed(status)
-            self._response["output"].append(self._open.done(status))
+            self.answer["output"].append(self._open.done(status))
             self._open = None
 
     @property
     def _index(self) -> int:
         """Of the next item."""
-        return len(self._response["output"]) + (self._open is not None)
+        return len(self.answer["output"]) + (self._open is not None)
 
     def _item_id(self, prefix: str) -> str:
         return f"{prefix}_{self._run_id}_{self._index}"
@@ -121,14 +108,14 @@ class ResponsesEncoder:
     def _end(self, summary: Summary) -> Json:
         cut_off = self._reason == "length"
         status = "incomplete" if cut_off else "completed"
-        self._response |= {
+        self.answer |= {
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if cut_off else None,
             "completed_at": None if cut_off else int(time.time()),
             "usage": _usage(summary.usage),
             **summary.statistics,
         }
-        return {"type": f"response.{status}", "response": self._response}
+        return {"type": f"response.{status}", "response": self.answer}
 
 
 def _failure(error: ApiError) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def joined(namespace: str | None, name: str) -> str:
     return name if namespace in (None, "", OWN_NAMESPACE) else f"{namespace}__{name}"
 
 
-def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tuple[ChatJob, ToolBox]:
+def make_job(request: Prompt, notes: Notes) -> tuple[ChatJob, ToolBox]:
     """The job, and which tools of the request it has."""
     _check(request, notes)
     box = ToolBox()
@@ -99,16 +99,16 @@ def make_job(request: Prompt, notes: Notes, request_id: str | None = None) -> tu
         tool_choice=check_choice(choice, tools),
         thinking=thinking,
         template_options=options,
-        request_id=request_id,
+        param="input",
     ), box
 
 
 def _wish(request: Prompt) -> GenerationWish:
     output = _output(request)
     if not isinstance(request, ResponsesRequest):
-        return request.wish(max_tokens=None, output=output)
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop or ()
-    return request.wish(max_tokens=request.max_output_tokens, stop=stop, logprobs=_logprobs(request), output=output)
+        return request.wish(output=output)
+    logprobs = _logprobs(request)
+    return request.wish(max_tokens=request.max_output_tokens, stop=request.stop, logprobs=logprobs, output=output)
 
 
 def _logprobs(request: ResponsesRequest) -> int | None:
@@ -120,8 +120,8 @@ def _logprobs(request: ResponsesRequest) -> int | None:
 def _output(request: Prompt) -> OutputFormat | None:
     wanted = request.text.format if request.text else None
     if isinstance(wanted, SchemaFormat):
-        return OutputFormat("json_schema", wanted.schema_)
-    return OutputFormat("json_object") if wanted and wanted.type == "json_object" else None
+        return OutputFormat("json_schema", wanted.schema_, "text.format")
+    return OutputFormat("json_object", param="text.format") if wanted and wanted.type == "json_object" else None
 
 
 def _thinking(request: Prompt, notes: Notes) -> Thinking:
@@ -247,9 +247,8 @@ def _check_rest(request: ResponsesRequest, notes: Notes) -> None:
     for name in ("background", "prompt"):
         if getattr(request, name):
             raise bad_request(f"'{name}' is not supported by this server.", name, "unsupported_parameter")
-    for name in ("store", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user", "client_metadata"):
-        if getattr(request, name):
-            notes.unused(name)
+    cache = ("prompt_cache_key", "prompt_cache_retention")
+    notes.fields(request, "store", *cache, "safety_identifier", "user", "client_metadata")
     if request.max_tool_calls is not None:
         notes.unused("max_tool_calls")
     if request.service_tier not in (None, "auto", "default"):
@@ -257,8 +256,6 @@ def _check_rest(request: ResponsesRequest, notes: Notes) -> None:
     for value in request.include or ():
         if value != LOGPROBS:
             notes.unused(f"include {value}")
-    options = request.stream_options
-    if options and options.include_obfuscation:
-        notes.unused("stream_options.include_obfuscation")
-    if options and options.reasoning_summary_delivery:
-        notes.unused("stream_options.reasoning_summary_delivery")
+    if request.stream_options:
+        asked = ("include_obfuscation", "reasoning_summary_delivery")
+        notes.fields(request.stream_options, *asked, under="stream_options.")

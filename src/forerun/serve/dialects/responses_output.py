@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from forerun.serve.chat_events import TokenInfo
-
-Json = dict[str, Any]
+from forerun.serve.dialects.transport import Json
 
 
 class OutputItem(Protocol):

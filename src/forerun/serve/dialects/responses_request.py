@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from forerun.serve.dialects.fields import Extras
+from forerun.serve.dialects.fields import Extras, StopString
 from forerun.serve.dialects.responses_items import AnyItem, AnyTool
-from forerun.serve.routes.openai_fields import StopString
 from forerun.serve.routes.strict import Several, Strict
 
 

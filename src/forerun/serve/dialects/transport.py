@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -17,22 +18,50 @@ from forerun.serve.sse import Peeked, Stream, data_event, shielded, unless_gone
 Json = dict[str, Any]
 
 
-class Encoder(Protocol):
-    """Chat events into a dialect's own. It also keeps the whole answer, for clients that want no stream."""
+class Encoder(ABC):
+    """Chat events into a dialect's own: one by one for a stream, or all of them as one answer."""
 
-    def start(self) -> Iterable[Json]: ...
+    last_line: ClassVar[bytes] = b""  # of a stream that went well
+    answer: Json  # what the events so far add up to
 
-    def events(self, event: ChatEvent) -> Iterable[Json]: ...
+    @abstractmethod
+    def start(self) -> Iterable[Json]:
+        """What a stream begins with, before the prompt was read."""
 
-    def failed(self, error: ApiError) -> Iterable[Json]: ...
+    @abstractmethod
+    def events(self, event: ChatEvent) -> Iterable[Json]:
+        """What becomes of one chat event."""
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> Json:
+        """The last event of a stream that ends here."""
 
     def ping(self) -> Json | None:
-        """A sign of life; None once the last event was made."""
-        ...
+        """A sign of life; None: a comment will do, or the last event was made."""
+        return None
 
-    def answer(self) -> Json:
-        """After the last event."""
-        ...
+    async def whole(self, run: ChatRun) -> Json:
+        """The answer in one piece: its events are made, and nobody gets them."""
+        for _ in self.start():
+            pass
+        async for event in run:
+            for _ in self.events(event):
+                pass
+        return self.answer
+
+    async def lines(self, events: AsyncIterable[ChatEvent]) -> AsyncIterator[bytes]:
+        """The stream. Events that say their type have it as their name as well."""
+        try:
+            for data in self.start():
+                yield data_event(data, data.get("type"))
+            async for event in events:
+                for data in self.events(event):
+                    yield data_event(data, data.get("type"))
+            if self.last_line:
+                yield self.last_line
+        except Exception as error:  # noqa: BLE001 - the status is out already: an event tells, then the stream ends
+            data = self.failed(as_api_error(error))
+            yield data_event(data, data.get("type"))
 
 
 async def start(request: Request, service: ChatService, job: ChatJob) -> ChatRun:
@@ -40,25 +69,15 @@ async def start(request: Request, service: ChatService, job: ChatJob) -> ChatRun
     return await unless_gone(request, service.start(job), lambda run: run.close())
 
 
-async def answer_whole(
-    request: Request, run: ChatRun, read: Coroutine[Any, Any, Json], headers: Mapping[str, str]
+async def respond(
+    request: Request, run: ChatRun, encoder: Encoder, headers: Mapping[str, str], *, stream: bool | None, ping: float
 ) -> Response:
-    """What `read` makes of the run, all of it at once."""
-    try:
-        return JSONResponse(await unless_gone(request, read), headers=dict(headers))
-    finally:
-        await shielded(run.close())
-
-
-async def answer_stream(
-    request: Request,
-    run: ChatRun,
-    lines: Callable[[AsyncIterable[ChatEvent]], AsyncIterator[bytes]],
-    ping: float,
-    headers: Mapping[str, str],
-    sign_of_life: Callable[[], Json | None] = lambda: None,
-) -> Response:
-    """What `lines` makes of the run's events, as they come. What fails before the first of them fails as a status."""
+    """The run's answer in the encoder's form. What fails before the first event of a stream fails as a status."""
+    if not stream:
+        try:
+            return JSONResponse(await unless_gone(request, encoder.whole(run)), headers=dict(headers))
+        finally:
+            await shielded(run.close())
     events = Peeked(run)
 
     async def close() -> None:
@@ -70,27 +89,4 @@ async def answer_stream(
     except BaseException:
         await shielded(close())
         raise
-    return Stream(lines(events), close=close, ping=ping, headers=headers, sign_of_life=sign_of_life)
-
-
-async def folded(encoder: Encoder, run: ChatRun) -> Json:
-    """The whole answer of an encoder: its events are made, and nobody gets them."""
-    for _ in encoder.start():
-        pass
-    async for event in run:
-        for _ in encoder.events(event):
-            pass
-    return encoder.answer()
-
-
-async def sent(encoder: Encoder, events: AsyncIterable[ChatEvent]) -> AsyncIterator[bytes]:
-    """The events of an encoder."""
-    try:
-        for data in encoder.start():
-            yield data_event(data, data["type"])
-        async for event in events:
-            for data in encoder.events(event):
-                yield data_event(data, data["type"])
-    except Exception as error:  # noqa: BLE001 - the status is out already: an event tells, then the stream ends
-        for data in encoder.failed(as_api_error(error)):
-            yield data_event(data, data["type"])
+    return Stream(encoder.lines(events), close=close, ping=ping, headers=headers, sign_of_life=encoder.ping)

@@ -72,7 +72,9 @@ export class LogView {
     this.#updateSoon();
     if (this.chat.run?.node === node) return;
     this.waiting.watch(null);
+    const { following } = this;
     this.#updateAll();
+    if (following) this.toEnd(); // to the figures, which come last
     announce(
       node.state === "done" ? "The answer is complete." : node.state === "stopped" ? "Stopped." : "The answer failed.",
     );

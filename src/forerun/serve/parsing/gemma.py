@@ -7,212 +7,132 @@ are bare. JSON's own quotes are read too; any other bare word is taken as a text
 from __future__ import annotations
 
 from forerun.serve.parsing.json_text import SPACE, JsonReader, Step, json_string
-from forerun.serve.parsing.reader import Closing, Reading
+from forerun.serve.parsing.named_call import NamedCall
+from forerun.serve.parsing.reader import Reading
 from forerun.serve.parsing.said import Said
 from forerun.serve.parsing.schema_types import ANY, value_as_json
 
 MARKS = ("<|tool_call>",)
 _QUOTE = '<|"|>'
 _CALL = "call:"
-_DEEPEST = 200
 
 
-class GemmaReader(Closing):
+class GemmaReader(NamedCall):
     """One call, its arguments turned into JSON as they come."""
 
     end_mark = "<tool_call|>"
 
     def __init__(self, said: Said, mark: str) -> None:
-        super().__init__(said, mark)
+        super().__init__(said, mark, GemmaValue())
         self._state = "call"
-        self._seen = ""  # of `call:`, the name, a key, a bare value or a quote token
-        self._name = ""
-        self._stack: list[str] = []
-        self._json = JsonReader()
-        self._quoting_key = False
-        self._comma = ""  # said with what follows it, so that one before a closing bracket is not
-        self._unsaid = ""  # JSON that waits until the first key makes the call certain
-        self._states = {
-            "call": self._in_call,
-            "name": self._in_name,
-            "key": self._in_key,
-            "colon": self._in_colon,
-            "value": self._in_value,
-            "item": self._in_value,
-            "quote": self._in_quote,
-            "text": self._in_text,
-            "json text": self._in_json_text,
-            "bare": self._in_bare,
-            "comma": self._in_comma,
-        }
+        self._called = ""  # of `call:`
 
     def step(self, letter: str) -> Reading:
         """Takes one letter of the call."""
-        before = self.raw
+        if self._state == "name" and letter == "{" and self.name.strip(SPACE):
+            self._state, self.name = "arguments", self.name.strip(SPACE)
+        if self._state == "arguments":
+            return self.in_arguments(letter)
+        if not (self._in_call(letter) if self._state == "call" else self._in_name(letter)):
+            return self.failed(letter)
         self.raw += letter
-        if self._states[self._state](letter):
-            return Reading.MORE
-        self.finish()
-        self.raw = "" if self.started and not self.raw else before
-        return self.failed(letter)
-
-    def finish(self) -> None:
-        """Says what was held back, as far as it came."""
-        if not self.started:
-            return
-        if self._state == "text":
-            self._say(json_string(self._seen))
-        elif self._state == "json text":
-            self._say(self._json.held)
-        elif self._state == "bare":
-            word = value_as_json(self._seen, ANY)
-            self._say(word[:-1] if word.startswith('"') else word)
-        elif self._state == "key" and self._seen.strip(SPACE):
-            self._say(f'"{json_string(self._seen.strip(SPACE))}')
-
-    def _say(self, text: str) -> None:
-        if text:
-            text, self._comma = self._comma + text, ""
-        if self.started:
-            self.tell(text)
-        else:
-            self._unsaid += text
-
-    def _certain(self) -> None:
-        if not self.started:
-            self.begin(self._name)
-            self.tell(self._unsaid)
+        return Reading.MORE
 
     def _in_call(self, letter: str) -> bool:
-        if not self._seen and letter in SPACE:
+        if not self._called and letter in SPACE:
             return True
-        self._seen += letter
-        if self._seen == _CALL:
-            self._state, self._seen = "name", ""
-            return True
-        return _CALL.startswith(self._seen)
+        self._called += letter
+        if self._called == _CALL:
+            self._state = "name"
+        return _CALL.startswith(self._called)
 
     def _in_name(self, letter: str) -> bool:
-        if letter in "<>}[]\n":
-            return False
-        if letter != "{":
-            self._name += letter
-            return True
-        self._name = self._name.strip(SPACE)
-        return bool(self._name) and self._enter(letter)
+        self.name += letter
+        return letter not in "<>{}[]\n"
 
-    def _enter(self, letter: str) -> bool:
-        self._stack.append(letter)
-        self._say(letter)
-        self._state, self._seen = ("key" if letter == "{" else "item"), ""
-        return len(self._stack) <= _DEEPEST
 
-    def _leave(self, letter: str) -> bool:
-        if self._stack[-1] != ("{" if letter == "}" else "["):
-            return False
-        self._comma = ""
-        self._certain()
-        self._stack.pop()
-        self._say(letter)
-        self._state = "comma"
-        if not self._stack:
-            self.end()
-            self.close()
-        return True
+class GemmaValue(JsonReader):
+    """An object in this form, as strict JSON. White space between its parts is left out."""
 
-    def _in_key(self, letter: str) -> bool:
-        if not self._seen and letter in SPACE:
-            return True
-        if not self._seen and letter == "}":
-            return self._leave(letter)
-        if not self._seen and letter in '<"':
-            self._quoting_key = True
-            return self._begin_quoted(letter)
-        if letter == ":" and self._seen:
-            self._say(f'"{json_string(self._seen.strip(SPACE))}":')
-            return self._key_over()
-        if letter in '{}[],<>":\n':
-            return False
-        self._seen += letter
-        return True
+    def __init__(self) -> None:
+        super().__init__()
+        self._part = ""  # what is being read in a way that JSON does not have: a key, quote, text or bare value
+        self._seen = ""  # of that
 
-    def _key_over(self) -> bool:
-        self._certain()
-        self._state, self._seen = "value", ""
-        return True
+    @property
+    def held(self) -> str:
+        """As far as it came, and a comma only with what follows it."""
+        if self._part == "text":
+            return json_string(self._seen)
+        if self._part == "bare":
+            word = value_as_json(self._seen, ANY)
+            return word[:-1] if word.startswith('"') else word
+        if self._part == "key":
+            return f'{self._comma}"{json_string(self._seen.strip(SPACE))}'
+        return self._escape + self._word
 
-    def _in_colon(self, letter: str) -> bool:
-        """After a key in quotes."""
+    def feed(self, letter: str) -> tuple[Step, str]:
+        """Takes one letter."""
+        if self._part == "text":
+            return Step.MORE, self._in_text(letter)
+        if self._part:
+            return {"key": self._in_key, "quote": self._in_quote, "bare": self._in_bare}[self._part](letter)
+        if letter in SPACE and not self._string:
+            return Step.MORE, ""
+        return super().feed(letter)
+
+    def _begin(self, part: str, seen: str) -> tuple[Step, str]:
+        self._part, self._seen = part, seen
+        return Step.MORE, ""
+
+    def _begin_key(self, letter: str) -> tuple[Step, str]:
+        if letter == "<":
+            self._expect = "colon"  # after what is quoted
+            return self._begin("quote", letter)
+        if letter in '{}[],>:"':
+            return super()._begin_key(letter)
+        return self._begin("key", letter)
+
+    def _begin_value(self, letter: str) -> tuple[Step, str]:
+        if letter == "<":
+            self._expect = "comma"
+            return self._begin("quote", letter)
+        if letter in '{[,}]:"':
+            return super()._begin_value(letter)
+        return Step.MORE, self._begin("bare", letter)[1] + self._with_comma("")
+
+    def _in_key(self, letter: str) -> tuple[Step, str]:
+        if letter in '{}[],<>"\n':
+            return Step.FAILED, ""
         if letter != ":":
-            return letter in SPACE
-        self._say(letter)
-        return self._key_over()
+            self._seen += letter
+            return Step.MORE, ""
+        self._part, self._expect = "", "value"
+        return Step.MORE, self._with_comma(f'"{json_string(self._seen.strip(SPACE))}":')
 
-    def _in_value(self, letter: str) -> bool:
-        if letter in SPACE:
-            return True
-        if letter in "{[":
-            return self._enter(letter)
-        if letter == "]" and self._state == "item":
-            return self._leave(letter)
-        if letter in '<"':
-            self._quoting_key = False
-            return self._begin_quoted(letter)
-        if letter in ",}]:":
-            return False
-        self._state, self._seen = "bare", letter
-        return True
-
-    def _begin_quoted(self, letter: str) -> bool:
-        if letter == '"':
-            self._state, self._json = "json text", JsonReader()
-            return self._in_json_text(letter)
-        self._state, self._seen = "quote", letter
-        return True
-
-    def _in_quote(self, letter: str) -> bool:
+    def _in_quote(self, letter: str) -> tuple[Step, str]:
         self._seen += letter
         if self._seen == _QUOTE:
-            self._state, self._seen = "text", ""
-            self._say('"')
-        return not self._seen or _QUOTE.startswith(self._seen)
+            self._begin("text", "")
+            return Step.MORE, self._with_comma('"')
+        return (Step.MORE if _QUOTE.startswith(self._seen) else Step.FAILED), ""
 
-    def _in_text(self, letter: str) -> bool:
+    def _in_text(self, letter: str) -> str:
         held = self._seen + letter
         if held == _QUOTE:
-            self._say('"')
-            return self._quoted_over()
+            self._part = ""
+            return '"'
         sure = 0
         while not _QUOTE.startswith(held[sure:]):
             sure += 1
         self._seen = held[sure:]
-        self._say(json_string(held[:sure]))
-        return True
+        return json_string(held[:sure])
 
-    def _in_json_text(self, letter: str) -> bool:
-        step, text = self._json.feed(letter)
-        self._say(text)
-        return self._quoted_over() if step is Step.DONE else step is Step.MORE
-
-    def _quoted_over(self) -> bool:
-        self._state, self._seen = ("colon" if self._quoting_key else "comma"), ""
-        return True
-
-    def _in_bare(self, letter: str) -> bool:
+    def _in_bare(self, letter: str) -> tuple[Step, str]:
         if letter in "{[<":
-            return False
+            return Step.FAILED, ""
         if letter not in ",}]":
             self._seen += letter
-            return True
-        self._say(value_as_json(self._seen.strip(SPACE), ANY))
-        self._state, self._seen = "comma", ""
-        return self._in_comma(letter)
-
-    def _in_comma(self, letter: str) -> bool:
-        if letter in "}]":
-            return self._leave(letter)
-        if letter != ",":
-            return letter in SPACE
-        self._comma = letter
-        self._state, self._seen = ("key" if self._stack[-1] == "{" else "item"), ""
-        return True
+            return Step.MORE, ""
+        self._part = ""
+        return self._word_over(value_as_json(self._seen.strip(SPACE), ANY), letter)

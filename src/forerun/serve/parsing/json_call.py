@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from forerun.serve.parsing.json_text import SPACE, JsonReader, Step, parse_json
-from forerun.serve.parsing.reader import Base, Reading
+from forerun.serve.parsing.reader import Closing, Reading
 from forerun.serve.parsing.said import Said
 
 ARGUMENTS = ("arguments", "parameters")
+HERMES_MARKS = ("<tool_call>",)
 
 
-class JsonCall(Base):
-    """From the opening brace to the closing one. Arguments are told as they come, once the name is known.
+class JsonCall(Closing):
+    """From the opening brace to the closing one, or to an end mark behind it.
+
+    Arguments are told as they come, once the name is known.
 
     Arguments that are null or missing are an empty object; arguments that were written as text hold the object in it.
     Other keys (an id) are read and left out.
@@ -31,11 +34,11 @@ class JsonCall(Base):
         self._arguments: str | None = None
         self._told = False  # the letter at hand went out, or waits in an escape that will
 
-    def feed(self, letter: str) -> Reading:
-        """Takes one letter; OVER with the closing brace."""
+    def step(self, letter: str) -> Reading:
+        """Takes one letter of the object."""
         self._told = False
-        reading = self._step(letter)
-        if reading is Reading.MORE and not self._told:
+        reading = self._in_object(letter)
+        if reading is Reading.MORE and not self._told and not self.complete:
             self.raw += letter
         return reading
 
@@ -44,7 +47,7 @@ class JsonCall(Base):
         if self._streaming():
             self.said.arguments(self._value.held)
 
-    def _step(self, letter: str) -> Reading:
+    def _in_object(self, letter: str) -> Reading:
         state = self._state
         if state in ("key", "value"):
             return self._in_json(letter)
@@ -84,7 +87,7 @@ class JsonCall(Base):
         if not self._keep_value():
             return self.failed(letter)
         self._state = "comma"
-        return self._step(letter) if step is Step.BEFORE else Reading.MORE
+        return self._in_object(letter) if step is Step.BEFORE else Reading.MORE
 
     def _keep_key(self, letter: str) -> Reading:
         self._key, self._state = _text_in(self._text), "colon"
@@ -130,7 +133,13 @@ class JsonCall(Base):
         if not self.started:
             self._begin_with("{}")
         self.end()
-        return self.over("")
+        return self.close()
+
+
+class HermesReader(JsonCall):
+    """Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+    end_mark = "</tool_call>"
 
 
 def _text_in(json: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from forerun.serve.parsing.json_call import JsonCall
 from forerun.serve.parsing.json_text import SPACE
-from forerun.serve.parsing.reader import Base, Reading
+from forerun.serve.parsing.reader import CallReader, Reading
 from forerun.serve.parsing.said import Said
 
 # Llama 3: the mark of its interpreter, or an answer that begins with an object.
@@ -15,7 +15,7 @@ LLAMA_FIRST_MARKS = ("{", "[")
 _CALL_KEYS = ("name", "arguments", "parameters", "type", "id")
 
 
-class JsonCalls(Base):
+class JsonCalls(CallReader):
     """`{...}; {...}` or `[{...}, {...}]`."""
 
     def __init__(self, said: Said, raw: str, first_keys: Collection[str] | None = None) -> None:

@@ -84,7 +84,11 @@ class JsonReader:
     def _after_word(self, letter: str) -> tuple[Step, str]:
         if not (_NUMBER.fullmatch(self._word) or self._word in _WORDS):
             return Step.FAILED, ""
-        word, self._word = _WORDS.get(self._word, self._word), ""
+        return self._word_over(_WORDS.get(self._word, self._word), letter)
+
+    def _word_over(self, word: str, letter: str) -> tuple[Step, str]:
+        """A number or a word, and the letter behind it."""
+        self._word = ""
         if not self._stack:
             return Step.BEFORE, word
         self._expect = "comma"
@@ -139,12 +143,7 @@ class JsonReader:
                 return self._close("[", letter)
             return self._begin_value(letter)
         if expect == "key or end":
-            if letter == "}":
-                return self._close("{", letter)
-            if letter != '"':
-                return Step.FAILED, ""
-            self._string, self._expect = True, "colon"
-            return Step.MORE, self._with_comma(letter)
+            return self._close("{", letter) if letter == "}" else self._begin_key(letter)
         if expect == "colon":
             if letter != ":":
                 return Step.FAILED, ""
@@ -157,6 +156,12 @@ class JsonReader:
         if letter in "]}":
             return self._close("[" if letter == "]" else "{", letter)
         return Step.FAILED, ""
+
+    def _begin_key(self, letter: str) -> tuple[Step, str]:
+        if letter != '"':
+            return Step.FAILED, ""
+        self._string, self._expect = True, "colon"
+        return Step.MORE, self._with_comma(letter)
 
     def _begin_value(self, letter: str) -> tuple[Step, str]:
         if letter == '"':

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from forerun.serve.chat_job import Tool
-from forerun.serve.parsing import gemma, hermes, json_list, mistral, qwen_coder
+from forerun.serve.parsing import gemma, json_call, json_list, mistral, qwen_coder
 from forerun.serve.parsing.answer import MakeReader, TaggedParser
 from forerun.serve.parsing.formats import THINK_MARKS, AnswerFormat
 from forerun.serve.parsing.pieces import AnswerParser
 
 
-def make_parser(
-    format: AnswerFormat, tools: Sequence[Tool], *, thinking_open: bool, tools_enabled: bool
-) -> AnswerParser:
-    """A parser for one answer. Without tools, or with tools switched off, nothing is a call."""
-    marks, first_marks, reader = _family(format, tools if tools_enabled else ())
+def make_parser(format: AnswerFormat, tools: Sequence[Tool], *, thinking_open: bool) -> AnswerParser:
+    """A parser for one answer. Without tools nothing is a call."""
+    marks, first_marks, reader = _family(format, tools)
     return TaggedParser(
         think=THINK_MARKS.get(format.reasoning),
         think_anywhere=format.reasoning != "think",  # the other families' marks are tokens that nobody writes by chance
@@ -39,4 +37,4 @@ def _family(format: AnswerFormat, tools: Sequence[Tool]) -> tuple[tuple[str, ...
         return gemma.MARKS, (), gemma.GemmaReader
     if format.tools == "mistral":
         return mistral.MARKS, (), mistral.MistralReader
-    return hermes.MARKS, (), hermes.HermesReader
+    return json_call.HERMES_MARKS, (), json_call.HermesReader

@@ -52,3 +52,13 @@ class AnswerParser(Protocol):
     def finish(self) -> list[Piece]:
         """What was held back, now that no more text comes. An unfinished tool call is ended as far as it came."""
         ...
+
+
+class PlainText:
+    """The parser of text completions: everything is content."""
+
+    def push(self, text: str) -> list[Piece]:
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Piece]:
+        return []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import Enum
-from typing import Protocol
 
 from forerun.serve.parsing.json_text import SPACE
 from forerun.serve.parsing.said import Said
@@ -18,32 +17,26 @@ class Reading(Enum):
     FAILED = "failed"  # not a call: `raw` is text, and `rest` was not used
 
 
-class CallReader(Protocol):
+class CallReader(ABC):
     """Reads what follows a mark that begins calls.
 
     A call is told from its name and the first letters of its arguments on. What fails before that was text all along;
     a call that fails later is ended as far as it came, and the text goes on behind it.
     """
 
-    started: bool  # a call has begun and is not ended
-    raw: str  # letters taken that nothing has been said of
-    rest: str  # letters to be read again as text
-
-    def feed(self, letter: str) -> Reading: ...
-
-    def finish(self) -> None:
-        """No more text comes: say what was held back of a call that has begun. `raw` is then what is text."""
-        ...
-
-
-class Base:
-    """Shared bookkeeping of the readers."""
-
     def __init__(self, said: Said, raw: str) -> None:
         self.said = said
-        self.started = False
-        self.raw = raw
-        self.rest = ""
+        self.started = False  # a call has begun and is not ended
+        self.raw = raw  # letters taken that nothing has been said of
+        self.rest = ""  # letters to be read again as text
+
+    @abstractmethod
+    def feed(self, letter: str) -> Reading:
+        """Takes one letter."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """No more text comes: say what was held back of a call that has begun. `raw` is then what is text."""
 
     def begin(self, name: str) -> None:
         """The call is certain enough to be told."""
@@ -71,10 +64,10 @@ class Base:
         return Reading.FAILED
 
 
-class Closing(Base, ABC):
+class Closing(CallReader):
     """A reader whose calls have an end mark. It may be missing: a call says itself where it ends."""
 
-    end_mark: str
+    end_mark = ""  # empty: there is none
 
     def __init__(self, said: Said, raw: str) -> None:
         super().__init__(said, raw)
@@ -84,7 +77,7 @@ class Closing(Base, ABC):
     def close(self) -> Reading:
         """The call is complete; its end mark may come."""
         self.complete = True
-        return Reading.MORE
+        return Reading.MORE if self.end_mark else self.over("")
 
     def feed(self, letter: str) -> Reading:
         """Takes one letter."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -10,11 +10,13 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
 from forerun.serve.chat_job import ChatJob, Thinking, Tool, ToolChoice
 from forerun.serve.dialects.conversation import check_choice, check_names
+from forerun.serve.dialects.fields import LARGEST
+from forerun.serve.dialects.notes import Notes
 from forerun.serve.effort import Effort, switched, thinking_for
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.chat_messages import MAX_MESSAGES, FunctionName, Message
 from forerun.serve.routes.media_parts import ImagePart
-from forerun.serve.routes.openai_fields import LARGEST, MAX_TOP_LOGPROBS, GenerationFields
+from forerun.serve.routes.openai_fields import MAX_TOP_LOGPROBS, GenerationFields
 from forerun.serve.routes.strict import Several, Strict
 from forerun.serve.sent_media import SentMedia
 
@@ -73,7 +75,7 @@ class ChatRequest(GenerationFields):
     echo: bool | None = None
     modalities: Several[Literal["text"]] | None = None
 
-    def job(self, request_id: str | None) -> ChatJob:
+    def job(self) -> ChatJob:
         """For the pipeline."""
         self.check()
         options = dict(self.chat_template_kwargs or {})
@@ -94,16 +96,15 @@ class ChatRequest(GenerationFields):
             thinking=thinking,
             template_options=options,
             continue_last=bool(self.continue_final_message),
-            request_id=request_id,
         )
 
-    def warnings(self) -> Iterator[str]:
-        """What was sent and changes nothing: pictures are always read as their model reads them."""
-        yield from super().warnings()
+    def note_unused(self, notes: Notes) -> None:
+        """Pictures are always read as their model reads them."""
+        super().note_unused(notes)
         contents = (message.content for message in self.messages if not isinstance(message.content, str | None))
         pictures = [part for parts in contents for part in parts if isinstance(part, ImagePart)]
         if any(part.image_url.detail not in (None, "auto") for part in pictures):
-            yield "without effect: image_url.detail"
+            notes.unused("image_url.detail")
 
     def check(self) -> None:
         super().check()

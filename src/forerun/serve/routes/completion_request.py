@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from forerun.serve.completion_service import CompletionJob
+from forerun.serve.dialects.fields import LARGEST, Id
 from forerun.serve.errors import bad_request
-from forerun.serve.routes.openai_fields import LARGEST, MAX_TOP_LOGPROBS, GenerationFields, Id
+from forerun.serve.routes.openai_fields import MAX_TOP_LOGPROBS, GenerationFields
 from forerun.serve.routes.strict import Several
 
 MAX_PROMPTS = 2048

@@ -1,45 +1,73 @@
-"""POST /v1/completions."""
+"""OpenAI's completions: POST /v1/chat/completions with its token count, and POST /v1/completions."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from forerun import __version__
+from forerun.serve.chat_events import ChatService
 from forerun.serve.completion_service import CompletionPipeline
-from forerun.serve.dialects.transport import answer_whole
+from forerun.serve.dialects.notes import Notes
+from forerun.serve.dialects.transport import respond, start
 from forerun.serve.model_service import ModelService
-from forerun.serve.routes.chat import stream_chunks
-from forerun.serve.routes.chat_chunks import Shape
-from forerun.serve.routes.completion_chunks import TextChunks, whole_text
+from forerun.serve.routes.chat_chunks import ChatEncoder
+from forerun.serve.routes.chat_messages import joined
+from forerun.serve.routes.chat_request import ChatRequest
+from forerun.serve.routes.chunks import Shape
+from forerun.serve.routes.completion_chunks import TextEncoder
 from forerun.serve.routes.completion_request import CompletionRequest
-from forerun.serve.routes.openai_fields import warning_header
+from forerun.serve.routes.openai_fields import GenerationFields
 from forerun.serve.settings import ServeSettings
 from forerun.serve.sse import unless_gone
 
 
-def router(
-    completions: CompletionPipeline, models: ModelService, settings: ServeSettings, fingerprint: str
-) -> APIRouter:
-    """OpenAI's text completions."""
+def router(chats: ChatService, texts: CompletionPipeline, models: ModelService, settings: ServeSettings) -> APIRouter:
+    """Chats and texts."""
     routes = APIRouter(tags=["OpenAI"])
+
+    @routes.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation, whole or as a stream of chunks."""
+        models.check_name(body.model)
+        job = body.job()
+        begun = joined(body.messages[-1].content) if body.echo else ""
+        run = await start(request, chats, job)
+        encoder = ChatEncoder(run, _shape(body, bool(body.logprobs), bool(body.echo)), job.wish.n, begun)
+        return await respond(request, run, encoder, _headers(body), stream=body.stream, ping=settings.ping)
+
+    @routes.post("/v1/chat/completions/input_tokens")
+    async def input_tokens(body: ChatRequest) -> dict[str, Any]:
+        """How many tokens the prompt of such a request has."""
+        models.check_name(body.model)
+        return {"object": "response.input_tokens", "input_tokens": await chats.count_tokens(body.job())}
 
     @routes.post("/v1/completions", response_model=None)
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text, fill a gap in one, or rate one."""
         models.check_name(body.model)
         job = body.job()
-        headers = warning_header(body.warnings())
-        shape = Shape(
-            fingerprint,
-            include_usage=body.include_usage,
-            logprobs=body.logprobs is not None,
-            token_details=bool(body.return_token_details),
-            echo=job.echo,
-        )
-        started = await unless_gone(request, completions.start(job), lambda started: started.run.close())
-        if body.stream:
-            chunks = TextChunks(started, shape)
-            return await stream_chunks(request, started.run, chunks.of, settings.ping, headers)
-        return await answer_whole(request, started.run, whole_text(started, shape, body.only_prompt), headers)
+        started = await unless_gone(request, texts.start(job), lambda started: started.run.close())
+        encoder = TextEncoder(started, _shape(body, body.logprobs is not None, job.echo), body.only_prompt)
+        return await respond(request, started.run, encoder, _headers(body), stream=body.stream, ping=settings.ping)
 
     return routes
+
+
+def _shape(body: GenerationFields, logprobs: bool, echo: bool) -> Shape:
+    return Shape(
+        f"forerun-{__version__}",
+        include_usage=body.include_usage,
+        logprobs=logprobs,
+        token_details=bool(body.return_token_details),
+        echo=echo,
+    )
+
+
+def _headers(body: GenerationFields) -> dict[str, str]:
+    """Names what was sent and changes nothing."""
+    notes = Notes()
+    body.note_unused(notes)
+    return notes.headers()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
@@ -12,7 +10,7 @@ from forerun.serve.dialects.messages_events import MessagesEncoder
 from forerun.serve.dialects.messages_job import make_job
 from forerun.serve.dialects.messages_request import CountRequest, MessagesRequest
 from forerun.serve.dialects.notes import Notes
-from forerun.serve.dialects.transport import answer_stream, answer_whole, folded, sent, start
+from forerun.serve.dialects.transport import respond, start
 from forerun.serve.errors import bad_request
 from forerun.serve.request_ids import request_id
 from forerun.serve.settings import ServeSettings
@@ -29,12 +27,10 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
         notes = Notes()
         notes.model(body.model, service.model)
         named = request_id(request)
-        run = await start(request, service, make_job(body, notes, named))
+        run = await start(request, service, make_job(body, notes))
         encoder = MessagesEncoder(run, named)
         headers = {"request-id": named, **notes.headers()}
-        if body.stream:
-            return await answer_stream(request, run, partial(sent, encoder), settings.ping, headers, encoder.ping)
-        return await answer_whole(request, run, folded(encoder, run), headers)
+        return await respond(request, run, encoder, headers, stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
     async def count(body: CountRequest, request: Request) -> Response:

@@ -7,8 +7,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from forerun.serve.dialects.codex import codex_model
 from forerun.serve.model_service import ModelService
+
+LONGEST_OUTPUT = 10_000  # tokens of a tool's output that Codex keeps
 
 
 def router(models: ModelService) -> APIRouter:
@@ -43,6 +44,19 @@ def router(models: ModelService) -> APIRouter:
 
 
 def _for_codex(entry: dict[str, Any]) -> dict[str, Any]:
-    """It knows of text and images."""
-    known = [kind for kind in entry["input_modalities"] if kind in ("text", "image")]
-    return codex_model(entry["id"], entry["max_model_len"], known)
+    """All fields without which Codex reads nothing. From the context it knows when to shorten a conversation."""
+    return {
+        "slug": entry["id"],
+        "display_name": entry["id"],
+        "description": "Served by forerun",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 0,
+        "context_window": entry["max_model_len"],
+        "input_modalities": [kind for kind in entry["input_modalities"] if kind in ("text", "image")],  # all it knows
+        "shell_type": "shell_command",
+        "supported_reasoning_levels": [],
+        "support_verbosity": False,
+        "experimental_supported_tools": [],
+        "truncation_policy": {"mode": "tokens", "limit": min(LONGEST_OUTPUT, entry["max_model_len"] // 4)},
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,9 +14,8 @@ from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.responses_events import Named, ResponsesEncoder
 from forerun.serve.dialects.responses_job import make_job
 from forerun.serve.dialects.responses_request import Prompt, ResponsesRequest
-from forerun.serve.dialects.transport import answer_stream, answer_whole, folded, sent, start
+from forerun.serve.dialects.transport import respond, start
 from forerun.serve.errors import ApiError
-from forerun.serve.request_ids import request_id
 from forerun.serve.settings import ServeSettings
 from forerun.serve.sse import data_event
 
@@ -31,7 +29,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
         """An answer in the form of the Responses API, whole or as events."""
         notes = Notes()
         notes.model(body.model, service.model)
-        job, box = make_job(body, notes, request_id(request))
+        job, box = make_job(body, notes)
         try:
             run = await start(request, service, job)
         except ApiError as error:
@@ -41,11 +39,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
             unborn = Named(uuid.uuid4().hex, int(time.time()), service.model)
             return _failed_stream(ResponsesEncoder(unborn, body, box), error, notes)
         encoder = ResponsesEncoder(run, body, box)
-        if body.stream:
-            return await answer_stream(
-                request, run, partial(sent, encoder), settings.ping, notes.headers(), encoder.ping
-            )
-        return await answer_whole(request, run, folded(encoder, run), notes.headers())
+        return await respond(request, run, encoder, notes.headers(), stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/responses/input_tokens", response_model=None)
     async def count(body: Prompt) -> Response:
@@ -64,6 +58,6 @@ def _is_codex(request: Request) -> bool:
 
 
 def _failed_stream(encoder: ResponsesEncoder, error: ApiError, notes: Notes) -> Response:
-    events = [*encoder.start(), *encoder.failed(error)]
+    events = [*encoder.start(), encoder.failed(error)]
     body = b"".join(data_event(data, data["type"]) for data in events)
     return Response(body, media_type="text/event-stream", headers=notes.headers())

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import Field
 
 from forerun.serve.chat_service import ChatPipeline
+from forerun.serve.dialects.fields import Id
 from forerun.serve.errors import bad_request
 from forerun.serve.generation import check_characters
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.off_loop import OffLoop
-from forerun.serve.request_ids import request_id
 from forerun.serve.routes.chat_request import ChatRequest
-from forerun.serve.routes.openai_fields import Id, Name
+from forerun.serve.routes.openai_fields import Name
 from forerun.serve.routes.strict import Several, Strict
 from forerun.text.guarded import check_unicode
 
@@ -69,10 +69,10 @@ def router(chats: ChatPipeline, models: ModelService, off_loop: OffLoop) -> APIR
         return {"content": text, "prompt": text}
 
     @routes.post("/apply-template")
-    async def apply_template(body: ChatRequest, request: Request) -> dict[str, str]:
+    async def apply_template(body: ChatRequest) -> dict[str, str]:
         """The prompt that the model would see, as text."""
         models.check_name(body.model)
-        return {"prompt": (await chats.prompt(body.job(request_id(request)))).text}
+        return {"prompt": (await chats.prompt(body.job())).text}
 
     return routes
 
