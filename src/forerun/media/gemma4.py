@@ -21,7 +21,7 @@ from forerun.media.pixels import colour_levels, normalisation, pixel_values, pla
 from forerun.media.settings import processor_settings
 from forerun.media.sounds import RATE, read_sound
 from forerun.media.towers import has_tensors, load_module, load_tower
-from forerun.models.gemma4 import MEDIA, is_unified, text_model
+from forerun.models.gemma4 import is_unified, media_tokens, text_model
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
 
@@ -84,9 +84,7 @@ class GemmaMedia:
 
     def __init__(self, checkpoint: Checkpoint, tokenizer: Any, towers: Towers, kinds: frozenset[Kind]) -> None:
         config = checkpoint.reader
-        ids = {name: config.integer(name, usual, low=0) for name, usual in MEDIA.items()}
-        if "eoa_token_id" in config:  # the other name of the same
-            ids["eoa_token_index"] = config.integer("eoa_token_id", low=0)
+        ids = media_tokens(config)
         self._ids, self._tokenizer, self._towers, self._checkpoint = ids, tokenizer, towers, checkpoint
         usual = "vision" if is_unified(config) else None
         self._bidirectional = config.text_model().values.get("use_bidirectional_attention", usual) == "vision"

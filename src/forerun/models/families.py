@@ -6,7 +6,7 @@ import torch
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Kernels
-from forerun.models import gemma3, gemma4, llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe
+from forerun.models import gemma3, gemma4, llama, qwen3_5
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
@@ -21,14 +21,14 @@ READERS = {
     "gemma4_text": gemma4.read_config,
     "gemma4_unified": gemma4.read_config,
     "gemma4_unified_text": gemma4.read_config,
-    "llama": llama.read_config,
-    "mistral": mistral.read_config,
-    "qwen2": qwen2.read_config,
-    "qwen3": qwen3.read_config,
-    "qwen3_5": qwen3_5.read_config,
-    "qwen3_5_text": qwen3_5.read_config,
-    "qwen3_5_moe": qwen3_5_moe.read_config,
-    "qwen3_5_moe_text": qwen3_5_moe.read_config,
+    "llama": llama.read_llama,
+    "mistral": llama.read_mistral,
+    "qwen2": llama.read_qwen2,
+    "qwen3": llama.read_qwen3,
+    "qwen3_5": qwen3_5.read_dense,
+    "qwen3_5_text": qwen3_5.read_dense,
+    "qwen3_5_moe": qwen3_5.read_sparse,
+    "qwen3_5_moe_text": qwen3_5.read_sparse,
 }
 TRAINABLE = ("llama", "mistral", "qwen2", "qwen3")  # families that heads can be trained for
 
