@@ -6,9 +6,7 @@ do it. Towers that see and hear are copied as they are. The folder appears compl
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,11 +24,10 @@ from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
 from forerun.weights.config import OWN_METHOD
 from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
-from forerun.weights.folder import INDEX, SINGLE, file_inside, flush, save_tensors, write_json
+from forerun.weights.folder import INDEX, file_inside, new_folder, save_in_files, write_json
 from forerun.weights.gguf_convert import MANIFEST
 from forerun.weights.home import expanded
 
-SHARD = 4 * 10**9  # bytes of a weight file
 SIDE_FILES = (".json", ".txt", ".jinja", ".model", ".md")  # tokenizer, templates, licence
 SIDE_LIMIT = 200 * 2**20
 # Matrices that loading rounds to 8 bits. Not among them: what decides about a recurrent state, routers, `mtp.fc`.
@@ -106,9 +103,16 @@ def examine(checkpoint: Checkpoint) -> Plan:
 def write_folder(checkpoint: Checkpoint, plan: Plan, target: Path, rounded: bool, progress: Progress) -> Conversion:
     """Beside the target first, then under its name."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        count, size = write_weights(checkpoint, plan, work, rounded, progress)
+
+    def stored() -> Iterator[tuple[str, Tensor]]:
+        for name in plan.names:
+            smaller = rounded and is_rounded(name) and not name.startswith(plan.towers)
+            yield from stored_as(checkpoint, name, smaller)
+            task.advance()
+
+    with new_folder(target) as work:
+        with progress.task("converting weights", len(plan.names)) as task:
+            count, size = save_in_files(stored(), work)
         copy_side_files(checkpoint.path, work)
         config = dict(checkpoint.config) | {SOURCE_HASH: fingerprint(checkpoint)}
         if rounded:
@@ -116,48 +120,8 @@ def write_folder(checkpoint: Checkpoint, plan: Plan, target: Path, rounded: bool
         write_json(work / "config.json", config)
         for file in work.iterdir():
             file.chmod(0o644)
-            flush(file)
         work.chmod(0o755)  # what mkdir gives; a temporary folder is private
-        if target.exists():
-            target.rmdir()  # it is empty, or this fails
-        os.rename(work, target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return Conversion(target, count, size, plan.notes)
-
-
-def write_weights(checkpoint: Checkpoint, plan: Plan, work: Path, rounded: bool, progress: Progress) -> tuple[int, int]:
-    """All tensors, in files of a few gigabytes. Returns how many there are and their size."""
-    places: dict[str, int] = {}
-    shard: dict[str, Tensor] = {}
-    files = total = held = 0
-
-    def write_shard() -> None:
-        nonlocal files, held
-        files += 1
-        save_tensors(shard, work / f"{files}.part")
-        places.update(dict.fromkeys(shard, files))
-        shard.clear()
-        held = 0
-
-    with progress.task("converting weights", len(plan.names)) as task:
-        for name in plan.names:
-            smaller = rounded and is_rounded(name) and not name.startswith(plan.towers)
-            for stored, tensor in stored_as(checkpoint, name, smaller):
-                if held and held + tensor.nbytes > SHARD:
-                    write_shard()
-                shard[stored] = tensor.contiguous()
-                held += tensor.nbytes
-                total += tensor.nbytes
-            task.advance()
-        write_shard()
-    final = {n: SINGLE if files == 1 else f"model-{n:05}-of-{files:05}.safetensors" for n in range(1, files + 1)}
-    for number, name in final.items():
-        os.rename(work / f"{number}.part", work / name)
-    if files > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": {name: final[n] for name, n in places.items()}}
-        write_json(work / INDEX, index)
-    return len(places), total
 
 
 def stored_as(checkpoint: Checkpoint, name: str, rounded: bool) -> Iterator[tuple[str, Tensor]]:
