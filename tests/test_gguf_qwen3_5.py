@@ -21,9 +21,9 @@ from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
 from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.generation_config import suppressed_tokens
 from forerun.weights.gguf_convert import convert_gguf
 from forerun.weights.gguf_header import read_header
-from forerun.weights.suppressed import suppressed_tokens
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 TOKENS = torch.randint(4, 280, (40,), generator=torch.Generator().manual_seed(1)).tolist()

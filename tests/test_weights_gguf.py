@@ -18,10 +18,10 @@ from tiny import tiny_gguf, tiny_model, tiny_tokenizer
 from forerun.errors import ForerunError
 from forerun.weights import gguf_convert, gguf_tensors
 from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.generation_config import suppressed_tokens
 from forerun.weights.gguf_config import config_from, llama3_factors
 from forerun.weights.gguf_convert import convert_gguf
 from forerun.weights.gguf_header import GgufHeader, GgufTensor, read_header
-from forerun.weights.suppressed import suppressed_tokens
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 gguf = pytest.importorskip("gguf")

@@ -12,7 +12,7 @@ from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
-from forerun.weights.suppressed import suppressed_tokens
+from forerun.weights.generation_config import suppressed_tokens
 
 READERS = {
     "gemma3": gemma3.read_config,

@@ -19,9 +19,8 @@ from forerun.models.layers.config import (
     PerLayerConfig,
 )
 from forerun.models.layers.feed_forward import Beside, Dense, FeedForward, Sparse
-from forerun.models.layers.layer import Layer, PerLayerGate
+from forerun.models.layers.layer import Layer, PerLayerGate, PerLayerInputs
 from forerun.models.layers.mixers import AttentionMixer, DeltaMixer
-from forerun.models.layers.per_layer import PerLayerInputs
 from forerun.models.layers.rope import RopeTables
 from forerun.weights.checkpoint import Checkpoint
 
