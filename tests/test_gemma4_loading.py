@@ -60,6 +60,16 @@ def test_an_assistant_in_the_hub_cache(tmp_path: Path) -> None:
     assert assistant_beside(model) is None
     (assistant / "config.json").write_text("{}")
     assert assistant_beside(model) == assistant
+    # Of several, the one that the hub called the newest when it was last asked; the others may be half downloaded.
+    newest = assistant.with_name("2" * 40)
+    newest.mkdir()
+    (newest / "config.json").write_text("{}")
+    refs = assistant.parent.parent / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("2" * 40)
+    assert assistant_beside(model) == newest
+    (newest / "config.json").unlink()
+    assert assistant_beside(model) == assistant
 
 
 def damage(folder: Path, how: str) -> None:
@@ -108,6 +118,11 @@ def test_a_broken_assistant_is_a_line_and_the_target_goes_on(
     if how != "is no assistant":
         with pytest.raises(ForerunError, match=how):
             forerun.load(str(target), draft_model=str(folder))
+
+
+def test_an_assistant_is_no_model(gemma_pair: Path) -> None:
+    with pytest.raises(ForerunError, match="is an assistant: load the model .* name it with --draft-model"):
+        forerun.load(str(gemma_pair / "assistant"))
 
 
 def test_a_strange_position_is_refused(gemma_pair: Path, target: Path) -> None:

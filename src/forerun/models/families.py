@@ -10,6 +10,7 @@ from forerun.models import gemma3, gemma4, llama, qwen3_5
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
+from forerun.weights.assistants import MODEL_TYPES
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
 from forerun.weights.generation_config import suppressed_tokens
@@ -36,6 +37,10 @@ TRAINABLE = ("llama", "mistral", "qwen2", "qwen3")  # families that heads can be
 def read_config(config: ConfigReader) -> DecoderConfig:
     """What a config.json describes, in the words of its family."""
     family = config.text("model_type")
+    if family in MODEL_TYPES:
+        raise ForerunError(
+            f"{config.where}: {family} is an assistant: load the model it belongs to and name it with --draft-model"
+        )
     if family not in READERS:
         known = ", ".join(sorted(READERS))
         raise ForerunError(f"{config.where}: model type {family[:40]!r} is not supported; forerun runs {known}")

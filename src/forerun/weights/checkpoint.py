@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SCALE = ".scale"  # added to the name of a tensor that is stored in 8 bits: one float32 per row
 
+LFS_POINTER = b"version https://git-lfs"
 # Number formats of ordinary weights; anything else means a quantised model whose config does not say so.
 READABLE = ("F64", "F32", "F16", "BF16")
 
@@ -50,6 +51,8 @@ class Checkpoint:
             handle: Any = safe_open(file, framework="pt")
             names = list(handle.keys())
         except (SafetensorError, OSError, ValueError) as error:
+            if _is_pointer(file):
+                raise ForerunError(f"{file} is only a pointer to the weights: run git lfs pull there") from error
             raise ForerunError(f"{file} is truncated or damaged ({first_line(error)}); download it again") from error
         for name in names:
             if name in self._handles:
@@ -137,6 +140,12 @@ class Checkpoint:
         if handle is None:
             raise ForerunError(f"{self.path}: tensor {name} is missing; the weights do not fit config.json")
         return handle
+
+
+def _is_pointer(file: Path) -> bool:
+    """What git leaves in the place of a large file where git-lfs is not installed."""
+    with file.open("rb") as stream:
+        return stream.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
