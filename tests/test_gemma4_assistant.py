@@ -174,7 +174,7 @@ def trained(gemma_pair: Path) -> tuple[Decoder, Path]:
     return decoder(gemma_pair / "target", quantize=False), gemma_pair / "assistant"
 
 
-@pytest.fixture(params=["trained", "26B-A4B", "12B"])
+@pytest.fixture(params=["trained", "26B-A4B", "31B", "12B"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Decoder, Path]:
     """One whose drafts are accepted, and random ones of other variants, whose drafts are rejected."""
     if request.param == "trained":

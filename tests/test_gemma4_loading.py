@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
 from tiny_gemma import random_assistant, random_gemma, save_assistant, save_gemma
 
 import forerun
+from forerun.draft.assistant import AssistantDrafter
 from forerun.errors import ForerunError
 from forerun.weights.assistants import assistant_beside
 
@@ -34,6 +37,17 @@ def test_an_assistant_by_name(gemma_pair: Path, target: Path) -> None:
                 assert found.draft == "assistant" and found.accepted > 8
     with pytest.raises(ForerunError, match="is an assistant: use --draft assistant"):
         forerun.generate(model, PROMPT, draft="model")
+
+
+def test_an_assistant_is_freed_with_its_model(gemma_pair: Path, target: Path) -> None:
+    model = forerun.load(str(target), draft_model=str(gemma_pair / "assistant"))
+    assert forerun.generate(model, PROMPT, draft="assistant", **PLAIN).accepted > 8
+    drafter = model.engine.drafters.by_name["assistant"]
+    assert isinstance(drafter, AssistantDrafter)
+    held = [weakref.ref(drafter.assistant.norm), weakref.ref(model.engine.model)]
+    del model, drafter
+    gc.collect()
+    assert [each() for each in held] == [None, None]
 
 
 def test_without_an_assistant_the_error_says_what_to_do(target: Path) -> None:
@@ -121,7 +135,7 @@ def test_a_broken_assistant_is_a_line_and_the_target_goes_on(
 
 
 def test_an_assistant_is_no_model(gemma_pair: Path) -> None:
-    with pytest.raises(ForerunError, match="is an assistant: load the model .* name it with --draft-model"):
+    with pytest.raises(ForerunError, match=r"is an assistant: load the model .* name it with --draft-model"):
         forerun.load(str(gemma_pair / "assistant"))
 
 
