@@ -16,7 +16,7 @@ from forerun.media.films import read_film
 from forerun.media.gemma4_towers import Gemma4Towers
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart
-from forerun.media.pixels import colour_levels, normalisation, pixel_values, plain_resizing, raster_patches, size_within
+from forerun.media.pixels import pixel_values, processor_levels, raster_patches, size_within
 from forerun.media.sounds import RATE, read_sound
 from forerun.media.towers import processor_settings
 from forerun.models.gemma4 import is_unified, media_tokens
@@ -41,12 +41,10 @@ class Sight:
     @classmethod
     def read(cls, settings: ConfigReader, usual: int, side: int) -> Sight:
         """From a processor's settings; `usual` soft tokens."""
-        plain_resizing(settings)
         soft_tokens = settings.integer("max_soft_tokens", usual)
         if soft_tokens not in SOFT_TOKENS:
             raise settings.wrong("max_soft_tokens", "70, 140, 280, 560 or 1120")
-        scale = settings.number("rescale_factor", 1 / 255)
-        return cls(soft_tokens, side, colour_levels(scale, *normalisation(settings, 0.0, 1.0)))
+        return cls(soft_tokens, side, processor_levels(settings, 0.0, 1.0))
 
 
 class GemmaMedia:

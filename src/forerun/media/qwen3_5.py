@@ -16,7 +16,7 @@ from forerun.media.expansion import Prepared, TokenList
 from forerun.media.films import read_film
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart
-from forerun.media.pixels import colour_levels, normalisation, pixel_values, plain_resizing
+from forerun.media.pixels import pixel_values, processor_levels
 from forerun.media.towers import load_tower, processor_settings
 from forerun.models.qwen3_5 import MEDIA
 from forerun.weights.checkpoint import Checkpoint
@@ -55,15 +55,13 @@ class Sight:
     @classmethod
     def read(cls, settings: ConfigReader, shape: Shape, least: int, most: int) -> Sight:
         """From a processor's settings, which must cut as the tower does; `least` and `most` are the usual ones."""
-        plain_resizing(settings)
         for name, value in (("patch_size", shape.patch), ("merge_size", shape.merge)):
             settings.only(name, value)
         settings.only("temporal_patch_size", shape.together)
         size = settings.part("size")
         least = size.integer("shortest_edge", settings.integer("min_pixels", least), high=MOST_PIXELS)
         most = size.integer("longest_edge", settings.integer("max_pixels", most, high=MOST_PIXELS), high=MOST_PIXELS)
-        scale = settings.number("rescale_factor", 1 / 255)
-        return cls(least, most, colour_levels(scale, *normalisation(settings, 0.5, 0.5)))
+        return cls(least, most, processor_levels(settings, 0.5, 0.5))
 
 
 class QwenMedia:

@@ -13,8 +13,7 @@ from forerun.models.layers.config import (
     LayerConfig,
     decoder_config,
     head_layout,
-    layer_count,
-    layer_kinds,
+    kinds_in_turn,
 )
 from forerun.models.layers.rope import RopeConfig, read_rope_settings, rope_part
 from forerun.weights.config_reader import ConfigReader
@@ -59,8 +58,7 @@ def read_config(config: ConfigReader) -> DecoderConfig:
         )
         for kind in (SLIDING, FULL)
     }
-    pattern = text.integer("sliding_window_pattern")  # every so many layers one has no window
-    kinds = layer_kinds(text, [SLIDING if (index + 1) % pattern else FULL for index in range(layer_count(text))])
+    kinds = kinds_in_turn(text, text.integer("sliding_window_pattern"))
     network = DenseConfig(text.integer("intermediate_size"), activation="gelu_tanh")
     return decoder_config(
         config,

@@ -23,8 +23,7 @@ from forerun.models.layers.config import (
     LayerConfig,
     PerLayerConfig,
     decoder_config,
-    layer_count,
-    layer_kinds,
+    kinds_in_turn,
     read_experts,
 )
 from forerun.models.layers.rope import RopeConfig, read_rope_settings, rope_part
@@ -103,8 +102,7 @@ def text_model(config: ConfigReader) -> ConfigReader:
 
 def own_mixers(text: ConfigReader) -> list[AttentionConfig]:
     """Every layer as if it had keys and values of its own. Scores are not scaled: the norms are trained so."""
-    usual = [SLIDING if (index + 1) % PATTERN else FULL for index in range(layer_count(text))]
-    kinds = [*layer_kinds(text, usual)[:-1], FULL]  # whatever is listed
+    kinds = [*kinds_in_turn(text, PATTERN)[:-1], FULL]  # whatever is listed
     window = text.integer("sliding_window", high=MOST_POSITIONS)
     keys_as_values = text.flag("attention_k_eq_v", False)
     heads, mixers = text.integer("num_attention_heads"), []

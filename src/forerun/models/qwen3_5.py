@@ -10,6 +10,7 @@ from dataclasses import replace
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec, DeltaLayout
 from forerun.models.layers.config import (
+    FULL,
     LARGEST_HEAD,
     AttentionConfig,
     DecoderConfig,
@@ -18,13 +19,13 @@ from forerun.models.layers.config import (
     LayerConfig,
     decoder_config,
     head_layout,
-    layer_count,
+    kinds_in_turn,
     read_experts,
 )
 from forerun.models.layers.rope import read_rope, rope_part
 from forerun.weights.config_reader import ConfigReader
 
-RECURRENT, ATTENTION = "linear_attention", "full_attention"
+RECURRENT = "linear_attention"
 # What absent fields mean in this family.
 USUAL = {
     "vocab_size": 248320,
@@ -85,12 +86,15 @@ def hybrid_decoder(
     rope = replace(read_rope(text, rotary_size(text, layout.size), partial=True), mrope_section=mrope_section(text))
     mixers: dict[str, AttentionConfig | DeltaLayout] = {
         RECURRENT: delta_layout(text),
-        ATTENTION: AttentionConfig(AttentionSpec(layout), rope, head_norms=True, gated=True),
+        FULL: AttentionConfig(AttentionSpec(layout), rope, head_norms=True, gated=True),
     }
+    kinds = kinds_in_turn(text, text.integer("full_attention_interval"), RECURRENT)
+    if len(set(kinds)) < 2:
+        raise ForerunError(f"{text.name('layer_types')} must name some {RECURRENT} and some {FULL} layers")
     return decoder_config(
         config,
         text,
-        [LayerConfig(mixers[kind], feed_forward) for kind in layer_kinds(text)],
+        [LayerConfig(mixers[kind], feed_forward) for kind in kinds],
         zero_centred_norms=True,
         never=tuple(config.integer(*usual, low=0) for usual in MEDIA.items()) if "vision_config" in config else (),
         prefixes=("model.language_model.", "model."),  # beside a vision model, or alone
@@ -99,20 +103,6 @@ def hybrid_decoder(
         mtp_layers=text.integer("mtp_num_hidden_layers", config.integer("mtp_num_hidden_layers", 0, low=0), low=0),
         mtp_own_embedding=text.flag("mtp_use_dedicated_embeddings", False),
     )
-
-
-def layer_kinds(text: ConfigReader) -> list[str]:
-    """What each layer is: as listed, or else every `full_attention_interval`-th has attention."""
-    layers = layer_count(text)
-    interval = text.integer("full_attention_interval")
-    kinds = text.texts("layer_types") or [RECURRENT if (i + 1) % interval else ATTENTION for i in range(layers)]
-    unknown = sorted(set(kinds) - {RECURRENT, ATTENTION})
-    if unknown or len(kinds) != layers or set(kinds) != {RECURRENT, ATTENTION}:
-        raise ForerunError(
-            f"{text.name('layer_types')} must name {layers} layers, some {RECURRENT} and some {ATTENTION}"
-            + (f"; {unknown[0][:40]!r} is not supported" if unknown else "")
-        )
-    return kinds
 
 
 def delta_layout(text: ConfigReader) -> DeltaLayout:

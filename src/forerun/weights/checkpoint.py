@@ -113,13 +113,6 @@ class Checkpoint:
         """What the file calls the tensor's number format: "F32", "BF16", …"""
         return str(self._handle(name).get_slice(name).get_dtype())
 
-    def edges(self, name: str, count: int) -> tuple[bytes, bytes]:
-        """The first and the last `count` bytes of a tensor as stored; all of it, twice, when it has no more."""
-        import torch
-
-        stored = self.raw(name).reshape(-1).view(torch.uint8)
-        return stored[:count].numpy().tobytes(), stored[-count:].numpy().tobytes()
-
     def leftovers(self, ignore: Callable[[str], bool]) -> list[str]:
         """Names that nobody took and `ignore` does not know, sorted."""
         return sorted(name for name in self._handles.keys() - self._taken if not ignore(name))

@@ -63,10 +63,6 @@ def _convert_once(file: Path, folder: Path, progress: Progress) -> Path:
 
 
 def _write(file: Path, work: Path, progress: Progress) -> None:
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise ForerunError("GGUF files need the gguf package: pip install gguf") from error
     header = read_header(file)
     config = config_from(header, str(file), read_rope_factors(header, file))
     _check_room(work, converted_bytes(header), file)

@@ -81,17 +81,13 @@ def _values(data: np.ndarray[Any, Any], tensor: GgufTensor, source: Path) -> tor
         dtype = np.float16 if kind == GGMLQuantizationType.F16 else np.float32
         return torch.from_numpy(raw.view(dtype).reshape(tensor.shape).copy())
     blocks = raw.reshape(-1, tensor.size * tensor.shape[-1] // math.prod(tensor.shape))  # [rows, bytes of a row]
-    values = _dequantise(blocks, kind, tensor, source, np.dtype(np.float16))
-    if values is None:
-        values = _dequantise(blocks, kind, tensor, source, np.dtype(np.float32))
-    assert values is not None
-    return torch.from_numpy(values.reshape(tensor.shape))
+    return torch.from_numpy(_dequantised(blocks, kind, tensor, source, np.float16).reshape(tensor.shape))
 
 
-def _dequantise(
-    blocks: np.ndarray[Any, Any], kind: Any, tensor: GgufTensor, source: Path, dtype: np.dtype[Any]
-) -> np.ndarray[Any, Any] | None:
-    """[rows, bytes] -> [rows, values], or None when a value does not fit into float16."""
+def _dequantised(
+    blocks: np.ndarray[Any, Any], kind: Any, tensor: GgufTensor, source: Path, dtype: type[np.floating[Any]]
+) -> np.ndarray[Any, Any]:
+    """[rows, bytes] -> [rows, values], all of them in float32 when one does not fit into float16."""
     import numpy as np
     from gguf.quants import dequantize
 
@@ -107,7 +103,7 @@ def _dequantise(
                 f"{source}: tensor {tensor.name} has type {kind.name}, which gguf cannot read"
             ) from error
         if dtype == np.float16 and float(np.abs(piece).max()) > FLOAT16_LARGEST:
-            return None
+            return _dequantised(blocks, kind, tensor, source, np.float32)
         values[start : start + step] = piece
     return values
 

@@ -133,12 +133,21 @@ def layer_count(config: ConfigReader) -> int:
     return config.integer("num_hidden_layers", high=MOST_LAYERS)
 
 
-def layer_kinds(config: ConfigReader, usual: Sequence[str]) -> list[str]:
-    """With a window or without, as `layer_types` lists them; or else as is `usual`."""
+def layer_kinds(config: ConfigReader, usual: Sequence[str], other: str = SLIDING) -> list[str]:
+    """Full attention or the `other` kind, as `layer_types` lists them; or else as is `usual`."""
     kinds = config.texts("layer_types") or list(usual)
-    if len(kinds) != len(usual) or set(kinds) - {SLIDING, FULL}:
-        raise ForerunError(f"{config.name('layer_types')} must name {len(usual)} layers, each {SLIDING} or {FULL}")
+    unknown = sorted(set(kinds) - {other, FULL})
+    if unknown or len(kinds) != len(usual):
+        found = f"{unknown[0][:40]!r}" if unknown else f"{len(kinds)} of them"
+        raise ForerunError(
+            f"{config.name('layer_types')} must name {len(usual)} layers, each {other} or {FULL}, found {found}"
+        )
     return kinds
+
+
+def kinds_in_turn(config: ConfigReader, every: int, other: str = SLIDING) -> list[str]:
+    """As `layer_kinds`, where usually every so many layers one has full attention."""
+    return layer_kinds(config, [other if (i + 1) % every else FULL for i in range(layer_count(config))], other)
 
 
 def head_layout(config: ConfigReader, head_dim: int | None = None) -> HeadLayout:
