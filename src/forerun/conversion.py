@@ -30,14 +30,6 @@ from forerun.weights.home import expanded
 
 SIDE_FILES = (".json", ".txt", ".jinja", ".model", ".md")  # tokenizer, templates, licence
 SIDE_LIMIT = 200 * 2**20
-# Matrices that loading rounds to 8 bits. Not among them: what decides about a recurrent state, routers, `mtp.fc`.
-ROUNDED = (
-    *(f".{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down")),
-    *(f"linear_attn.{name}.weight" for name in ("in_proj_qkv", "in_proj_z", "out_proj")),
-    *(f".experts.{name}_proj" for name in ("gate_up", "gate", "up", "down")),
-    *(f"per_layer_{name}.weight" for name in ("model_projection", "input_gate", "projection")),
-)
-OUTPUT = "lm_head.weight"
 
 
 @dataclass(slots=True)
@@ -73,7 +65,6 @@ class Plan:
     """What a conversion is about to do."""
 
     names: list[str]  # of the tensors that are kept
-    towers: tuple[str, ...]  # beginnings of names of those that are copied whatever the rest becomes
     notes: list[str]
 
 
@@ -97,7 +88,7 @@ def examine(checkpoint: Checkpoint) -> Plan:
         notes.append(f"{seeing} tensors that turn pictures or sound into rows are copied as they are")
     if (assistant := assistant_beside(checkpoint.path)) is not None:
         notes.append(f"the assistant {assistant} is a model of its own and stays where it is: --draft-model names it")
-    return Plan(kept, towers, notes)
+    return Plan(kept, notes)
 
 
 def write_folder(checkpoint: Checkpoint, plan: Plan, target: Path, rounded: bool, progress: Progress) -> Conversion:
@@ -106,7 +97,8 @@ def write_folder(checkpoint: Checkpoint, plan: Plan, target: Path, rounded: bool
 
     def stored() -> Iterator[tuple[str, Tensor]]:
         for name in plan.names:
-            smaller = rounded and is_rounded(name) and not name.startswith(plan.towers)
+            # Loading rounds what it asks for as a matrix; not routers, towers, or what decides about a recurrent state.
+            smaller = rounded and name in checkpoint.matrices
             yield from stored_as(checkpoint, name, smaller)
             task.advance()
 
@@ -133,11 +125,6 @@ def stored_as(checkpoint: Checkpoint, name: str, rounded: bool) -> Iterator[tupl
     values, scale = round_to_int8(tensor.flatten(0, -2))
     yield name, values.view(tensor.shape)
     yield name + SCALE, scale.view(tensor.shape[:-1])
-
-
-def is_rounded(name: str) -> bool:
-    """Is this a matrix that loading rounds?"""
-    return name == OUTPUT or name.endswith(ROUNDED)
 
 
 def copy_side_files(source: Path, work: Path) -> None:

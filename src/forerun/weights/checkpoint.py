@@ -36,6 +36,7 @@ class Checkpoint:
         self.config = config
         self._handles: dict[str, Any] = {}  # tensor name -> the open file it is in
         self._taken: set[str] = set()
+        self.matrices: set[str] = set()  # names that `weight` was asked for
         for file in files:
             self._open(file)
 
@@ -81,6 +82,7 @@ class Checkpoint:
         """As `take`, for a matrix (or a stack of them) that `forerun convert` may have stored in 8 bits."""
         from forerun.kernels.matrix import Rounded
 
+        self.matrices.add(name)
         if not self.has(name) or self.number_format(name) != "I8" or not self.has(name + SCALE):
             return self.take(name, shape)
         self._check_shape(name, shape)
