@@ -70,7 +70,7 @@ def read_config(config: ConfigReader) -> DecoderConfig:
     mixers = own[:first] + [sharing(text, own[:first], index, own[index]) for index in range(first, len(own))]
     usual = 256 if "hidden_size_per_layer_input" not in text.values else 0  # null means none, absence does not
     size = 0 if unified else text.integer("hidden_size_per_layer_input", usual, low=0)
-    experts = None
+    vocab, experts = text.integer("vocab_size"), None
     if not unified and text.flag("enable_moe_block", False):
         experts = read_experts(text, "top_k_experts", activation="gelu_tanh")
     return decoder_config(
@@ -82,7 +82,7 @@ def read_config(config: ConfigReader) -> DecoderConfig:
         embedding_scale=text.integer("hidden_size") ** 0.5,
         softcap=text.number("final_logit_softcapping") if "final_logit_softcapping" in text else 0.0,
         layer_scalars=True,
-        per_layer=PerLayerConfig(size, text.integer("vocab_size_per_layer_input")) if size else None,
+        per_layer=PerLayerConfig(size, text.integer("vocab_size_per_layer_input", low=vocab)) if size else None,
         never=tuple(media_tokens(config).values()) if "text_config" in config else (),
         prefixes=PREFIXES,
         towers=tuple(f"model.{tower}" for tower in TOWERS),
