@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -39,7 +39,7 @@ class Conversion:
     folder: Path
     tensors: int
     bytes: int
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def convert(source: str, target: Path, *, quantize: str = "none", progress: Progress | None = None) -> Conversion:
@@ -54,22 +54,15 @@ def convert(source: str, target: Path, *, quantize: str = "none", progress: Prog
         checkpoint = open_checkpoint(find(source, progress=progress))
         if quantize == "int8" and checkpoint.config.get("quantization_config"):
             raise ForerunError(f"{checkpoint.path} is in 8 bits already: convert it without --quantize")
-        plan = examine(checkpoint)
-        return write_folder(checkpoint, plan, target, quantize == "int8", progress)
+        names, notes = examine(checkpoint)
+        count, size = write_folder(checkpoint, names, target, quantize == "int8", progress)
+        return Conversion(target, count, size, notes)
     except OSError as error:
         raise ForerunError(f"cannot write {target}: {error.strerror or type(error).__name__}") from error
 
 
-@dataclass(slots=True)
-class Plan:
-    """What a conversion is about to do."""
-
-    names: list[str]  # of the tensors that are kept
-    notes: list[str]
-
-
-def examine(checkpoint: Checkpoint) -> Plan:
-    """The tensors forerun reads, every shape of the decoder's checked, and what a user should know about them."""
+def examine(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
+    """Names of the tensors forerun reads, the decoder's shapes checked, and what a user should know about them."""
     notes = []
     # Built on the device without memory: names and shapes are checked by the code that loads, nothing is read.
     decoder = build(checkpoint, ReferenceKernels(), torch.device("meta"), torch.float32, NullProgress())
@@ -88,22 +81,28 @@ def examine(checkpoint: Checkpoint) -> Plan:
         notes.append(f"{seeing} tensors that turn pictures or sound into rows are copied as they are")
     if (assistant := assistant_beside(checkpoint.path)) is not None:
         notes.append(f"the assistant {assistant} is a model of its own and stays where it is: --draft-model names it")
-    return Plan(kept, notes)
+    return kept, notes
 
 
-def write_folder(checkpoint: Checkpoint, plan: Plan, target: Path, rounded: bool, progress: Progress) -> Conversion:
-    """Beside the target first, then under its name."""
+def write_folder(
+    checkpoint: Checkpoint, names: list[str], target: Path, rounded: bool, progress: Progress
+) -> tuple[int, int]:
+    """Beside the target first, then under its name. Returns how many tensors were written, and their bytes."""
     target.parent.mkdir(parents=True, exist_ok=True)
 
     def stored() -> Iterator[tuple[str, Tensor]]:
-        for name in plan.names:
+        for name in names:
+            tensor = checkpoint.raw(name)
             # Loading rounds what it asks for as a matrix; not routers, towers, or what decides about a recurrent state.
-            smaller = rounded and name in checkpoint.matrices
-            yield from stored_as(checkpoint, name, smaller)
+            if rounded and name in checkpoint.matrices:
+                values, scale = round_to_int8(tensor.flatten(0, -2))
+                yield name + SCALE, scale.view(tensor.shape[:-1])
+                tensor = values.view(tensor.shape)
+            yield name, tensor
             task.advance()
 
     with new_folder(target) as work:
-        with progress.task("converting weights", len(plan.names)) as task:
+        with progress.task("converting weights", len(names)) as task:
             count, size = save_in_files(stored(), work)
         copy_side_files(checkpoint.path, work)
         config = dict(checkpoint.config) | {SOURCE_HASH: fingerprint(checkpoint)}
@@ -113,18 +112,7 @@ def write_folder(checkpoint: Checkpoint, plan: Plan, target: Path, rounded: bool
         for file in work.iterdir():
             file.chmod(0o644)
         work.chmod(0o755)  # what mkdir gives; a temporary folder is private
-    return Conversion(target, count, size, plan.notes)
-
-
-def stored_as(checkpoint: Checkpoint, name: str, rounded: bool) -> Iterator[tuple[str, Tensor]]:
-    """A tensor under its name, or as 8-bit values and the scales of its rows."""
-    tensor = checkpoint.raw(name)
-    if not rounded:
-        yield name, tensor
-        return
-    values, scale = round_to_int8(tensor.flatten(0, -2))
-    yield name, values.view(tensor.shape)
-    yield name + SCALE, scale.view(tensor.shape[:-1])
+    return count, size
 
 
 def copy_side_files(source: Path, work: Path) -> None:
