@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-FILE_BYTES = 2 * 2**30  # of a weight file that is written
+FILE_BYTES = 2**30  # of a weight file that is written: in memory until then, with the first tensor of the next
 JSON_LIMIT = 64 * 2**20  # the index of the largest public model has a few megabytes
 
 
@@ -136,7 +136,7 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def save_in_files(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> tuple[int, int]:
-    """All tensors in files of a few gigabytes, of which one is in memory; how many tensors there are, and their bytes.
+    """All tensors in files of about a gigabyte. Returns how many tensors there are, and their bytes.
 
     Several files get an index, as Hugging Face has it.
     """
