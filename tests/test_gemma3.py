@@ -15,6 +15,7 @@ from test_models import load, run
 from tiny import tiny_tokenizer
 
 from forerun.cache.pages import PagePool, SequenceCache
+from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
 
 LENGTH, WINDOW = 45, 11
@@ -75,3 +76,12 @@ def test_drafts_change_nothing(quantize: bool, tmp_path: Path) -> None:
     for arm in ("model", "lookup"):
         (drafted,) = answer(machine, request(prompt, max_tokens=40, draft=arm, draft_tokens=4))
         assert drafted.answer == plain.answer and (arm == "lookup" or drafted.counters.accepted > 20)
+
+
+def test_a_cap_on_scores_is_refused_by_name(tmp_path: Path) -> None:
+    """No Gemma 3 has one, and transformers reads none: whatever a config means by it would be another model."""
+    write(tmp_path, "new")
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"attn_logit_softcapping": 50.0}))
+    with pytest.raises(ForerunError, match=r"attn_logit_softcapping = 50\.0 is not supported"):
+        load(tmp_path, CpuKernels(quantize=False))

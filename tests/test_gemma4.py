@@ -131,6 +131,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another key": ({"per_layer_config": {"2": {"sliding_window": 3}}}, "changes 'sliding_window'"),
     "a layer too many": ({"per_layer_config": {"6": {"head_dim": 32}}}, "names layer '6'"),
     "nobody to share with": ({"num_kv_shared_layers": 6}, "no (full|sliding)_attention layer is left"),
+    "fewer rows than tokens": (
+        {"vocab_size_per_layer_input": 290},
+        "vocab_size_per_layer_input must be a whole number from 300",
+    ),
     "kinds": ({"layer_types": [FULL] * 5}, "must name 6 layers"),
     "attention in both directions": ({"use_bidirectional_attention": "all"}, "'all' is not supported"),
     "another activation": ({"hidden_activation": "silu"}, "'silu' is not supported"),

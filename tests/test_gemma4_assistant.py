@@ -139,6 +139,16 @@ def test_what_does_not_fit_is_named(wrong: str, tmp_path: Path) -> None:
     assert wrong in str(caught.value) and str(folder) in str(caught.value)
 
 
+def test_every_layer_must_fit_and_not_only_the_first_of_its_kind(tmp_path: Path) -> None:
+    target = random_gemma("31B")
+    model = load(save_gemma(tmp_path / "t", target), ReferenceKernels())
+    values = read_json(save_assistant(tmp_path / "a", random_assistant(target)))
+    values["text_config"]["per_layer_config"]["1"] = {"head_dim": 8}
+    config = read_assistant(ConfigReader(values, "config.json"))
+    with pytest.raises(ForerunError, match="columns of a head of its sliding_attention layers: 8, not 16"):
+        fitting_layers(config, model.config)
+
+
 def test_a_foreign_target_and_a_broken_order_are_refused(tmp_path: Path) -> None:
     from tiny import tiny_model
 
@@ -164,7 +174,7 @@ def trained(gemma_pair: Path) -> tuple[Decoder, Path]:
     return decoder(gemma_pair / "target", quantize=False), gemma_pair / "assistant"
 
 
-@pytest.fixture(params=["trained", "26B-A4B", "12B"])
+@pytest.fixture(params=["trained", "26B-A4B", "31B", "12B"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Decoder, Path]:
     """One whose drafts are accepted, and random ones of other variants, whose drafts are rejected."""
     if request.param == "trained":
@@ -293,4 +303,4 @@ def test_the_shapes_of_measurements_are_those_of_real_pairs(name: str) -> None:
 def test_absent_settings_are_those_of_the_language_model(kind: str, window: int) -> None:
     text = {"model_type": kind, "hidden_size_per_layer_input": 0}
     config = {"model_type": "gemma4_assistant", "backbone_hidden_size": 8, "text_config": text}
-    assert read_assistant(ConfigReader(config, "config.json")).shapes[0].window == window
+    assert read_assistant(ConfigReader(config, "config.json")).mixers[0].spec.window == window

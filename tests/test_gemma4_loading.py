@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
 from tiny_gemma import random_assistant, random_gemma, save_assistant, save_gemma
 
 import forerun
+from forerun.draft.assistant import AssistantDrafter
 from forerun.errors import ForerunError
 from forerun.weights.assistants import assistant_beside
 
@@ -36,6 +39,17 @@ def test_an_assistant_by_name(gemma_pair: Path, target: Path) -> None:
         forerun.generate(model, PROMPT, draft="model")
 
 
+def test_an_assistant_is_freed_with_its_model(gemma_pair: Path, target: Path) -> None:
+    model = forerun.load(str(target), draft_model=str(gemma_pair / "assistant"))
+    assert forerun.generate(model, PROMPT, draft="assistant", **PLAIN).accepted > 8
+    drafter = model.engine.drafters.by_name["assistant"]
+    assert isinstance(drafter, AssistantDrafter)
+    held = [weakref.ref(drafter.assistant.norm), weakref.ref(model.engine.model)]
+    del model, drafter
+    gc.collect()
+    assert [each() for each in held] == [None, None]
+
+
 def test_without_an_assistant_the_error_says_what_to_do(target: Path) -> None:
     model = forerun.load(str(target))
     with pytest.raises(ForerunError, match="no assistant drafter is loaded: name one with --draft-model"):
@@ -59,6 +73,16 @@ def test_an_assistant_in_the_hub_cache(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     assert assistant_beside(model) is None
     (assistant / "config.json").write_text("{}")
+    assert assistant_beside(model) == assistant
+    # Of several, the one that the hub called the newest when it was last asked; the others may be half downloaded.
+    newest = assistant.with_name("2" * 40)
+    newest.mkdir()
+    (newest / "config.json").write_text("{}")
+    refs = assistant.parent.parent / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("2" * 40)
+    assert assistant_beside(model) == newest
+    (newest / "config.json").unlink()
     assert assistant_beside(model) == assistant
 
 
@@ -108,6 +132,11 @@ def test_a_broken_assistant_is_a_line_and_the_target_goes_on(
     if how != "is no assistant":
         with pytest.raises(ForerunError, match=how):
             forerun.load(str(target), draft_model=str(folder))
+
+
+def test_an_assistant_is_no_model(gemma_pair: Path) -> None:
+    with pytest.raises(ForerunError, match=r"is an assistant: load the model .* name it with --draft-model"):
+        forerun.load(str(gemma_pair / "assistant"))
 
 
 def test_a_strange_position_is_refused(gemma_pair: Path, target: Path) -> None:

@@ -21,9 +21,9 @@ from forerun.conversion import convert
 from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
 from forerun.text.chat import encode_prompt
+from forerun.weights.generation_config import suppressed_tokens
 from forerun.weights.gguf_convert import convert_gguf
 from forerun.weights.gguf_header import read_header
-from forerun.weights.suppressed import suppressed_tokens
 from forerun.weights.tokenizer import load_tokenizer
 
 TOKENS = torch.randint(4, 280, (40,), generator=torch.Generator().manual_seed(1)).tolist()

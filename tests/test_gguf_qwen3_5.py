@@ -21,9 +21,9 @@ from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
 from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.generation_config import suppressed_tokens
 from forerun.weights.gguf_convert import convert_gguf
 from forerun.weights.gguf_header import read_header
-from forerun.weights.suppressed import suppressed_tokens
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 TOKENS = torch.randint(4, 280, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -259,7 +259,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"block_count": 7, "nextn_predict_layers": None, "leave_out": r"^blk\.4\."},
         "no tensors of layer 4",
     ),
-    "blocks without end": ({"block_count": 2**31 - 1}, "2147483646 layers, but there are no tensors of layer 5"),
+    "blocks without end": ({"block_count": 2**24}, "16777215 layers, but there are no tensors of layer 5"),
     "no sections": ({"rope__dimension_sections": None}, "dimension_sections"),
     "sections of four": ({"rope__dimension_sections": [8, 8, 8, 8]}, "dimension_sections"),
     "sections that are no numbers": ({"rope__dimension_sections": [float("nan")] * 4}, "dimension_sections"),

@@ -294,7 +294,7 @@ def test_no_tower_is_read_for_a_prompt_that_media_make_too_long(gemma: Path) -> 
     assert model.media is not None
     with pytest.raises(ForerunError, match=f"at least {len(fits)} tokens with its media and the context holds"):
         forerun.generate(model, [*TEXT, IMAGE, IMAGE], images=[encoded(picture())] * 2, max_tokens=1)
-    assert model.media._family._towers._vision is None  # type: ignore[attr-defined]
+    assert not model.media._family._towers._loaded  # type: ignore[attr-defined]
     assert forerun.generate(model, [*TEXT[1:], IMAGE, IMAGE], images=[encoded(picture())] * 2, max_tokens=1).tokens
 
 

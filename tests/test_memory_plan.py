@@ -55,8 +55,9 @@ def modules_in(value: Any, depth: int = 0) -> list[torch.nn.Module]:
     """All modules that an object holds."""
     if isinstance(value, torch.nn.Module):
         return [value]
-    items = value if isinstance(value, tuple) else list(vars(value).values()) if hasattr(value, "__dict__") else []
-    return [module for item in items if depth < 3 for module in modules_in(item, depth + 1)]
+    held = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    items = value if isinstance(value, tuple) else list(held.values())
+    return [module for item in items if depth < 4 for module in modules_in(item, depth + 1)]
 
 
 @pytest.mark.parametrize("family", SEEING)

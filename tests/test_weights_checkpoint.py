@@ -99,6 +99,14 @@ def test_truncated_weights(folder: Path, keep: int) -> None:
     refused(folder, "truncated or damaged")
 
 
+def test_a_pointer_in_the_place_of_weights_says_how_to_get_them(folder: Path) -> None:
+    """What `git clone` leaves where git-lfs is not installed."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 269060552\n"
+    (folder / "model.safetensors").write_text(pointer)
+    with pytest.raises(ForerunError, match=r"model\.safetensors is only a pointer .* run git lfs pull"):
+        open_checkpoint(folder)
+
+
 def test_a_truncated_shard_is_named(folder: Path) -> None:
     shard(folder)
     file = folder / "model-00002-of-00002.safetensors"

@@ -59,7 +59,7 @@ def tokens(model: Decoder) -> list[int]:
 
 
 def test_a_round_trip_keeps_every_bit(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SHARD", 40_000)
+    monkeypatch.setattr("forerun.weights.folder.FILE_BYTES", 40_000)
     done = convert(str(source), tmp_path / "new")
     assert (done.folder / "model.safetensors.index.json").is_file()
     expected = tensors(source)

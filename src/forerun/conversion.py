@@ -6,11 +6,9 @@ do it. Towers that see and hear are copied as they are. The folder appears compl
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,21 +24,12 @@ from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
 from forerun.weights.config import OWN_METHOD
 from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
-from forerun.weights.folder import INDEX, SINGLE, file_inside, flush, save_tensors, write_json
+from forerun.weights.folder import INDEX, file_inside, new_folder, save_in_files, write_json
 from forerun.weights.gguf_convert import MANIFEST
 from forerun.weights.home import expanded
 
-SHARD = 4 * 10**9  # bytes of a weight file
 SIDE_FILES = (".json", ".txt", ".jinja", ".model", ".md")  # tokenizer, templates, licence
 SIDE_LIMIT = 200 * 2**20
-# Matrices that loading rounds to 8 bits. Not among them: what decides about a recurrent state, routers, `mtp.fc`.
-ROUNDED = (
-    *(f".{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down")),
-    *(f"linear_attn.{name}.weight" for name in ("in_proj_qkv", "in_proj_z", "out_proj")),
-    *(f".experts.{name}_proj" for name in ("gate_up", "gate", "up", "down")),
-    *(f"per_layer_{name}.weight" for name in ("model_projection", "input_gate", "projection")),
-)
-OUTPUT = "lm_head.weight"
 
 
 @dataclass(slots=True)
@@ -50,7 +39,7 @@ class Conversion:
     folder: Path
     tensors: int
     bytes: int
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def convert(source: str, target: Path, *, quantize: str = "none", progress: Progress | None = None) -> Conversion:
@@ -65,23 +54,15 @@ def convert(source: str, target: Path, *, quantize: str = "none", progress: Prog
         checkpoint = open_checkpoint(find(source, progress=progress))
         if quantize == "int8" and checkpoint.config.get("quantization_config"):
             raise ForerunError(f"{checkpoint.path} is in 8 bits already: convert it without --quantize")
-        plan = examine(checkpoint)
-        return write_folder(checkpoint, plan, target, quantize == "int8", progress)
+        names, notes = examine(checkpoint)
+        count, size = write_folder(checkpoint, names, target, quantize == "int8", progress)
+        return Conversion(target, count, size, notes)
     except OSError as error:
         raise ForerunError(f"cannot write {target}: {error.strerror or type(error).__name__}") from error
 
 
-@dataclass(slots=True)
-class Plan:
-    """What a conversion is about to do."""
-
-    names: list[str]  # of the tensors that are kept
-    towers: tuple[str, ...]  # beginnings of names of those that are copied whatever the rest becomes
-    notes: list[str]
-
-
-def examine(checkpoint: Checkpoint) -> Plan:
-    """The tensors forerun reads, every shape of the decoder's checked, and what a user should know about them."""
+def examine(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
+    """Names of the tensors forerun reads, the decoder's shapes checked, and what a user should know about them."""
     notes = []
     # Built on the device without memory: names and shapes are checked by the code that loads, nothing is read.
     decoder = build(checkpoint, ReferenceKernels(), torch.device("meta"), torch.float32, NullProgress())
@@ -100,15 +81,29 @@ def examine(checkpoint: Checkpoint) -> Plan:
         notes.append(f"{seeing} tensors that turn pictures or sound into rows are copied as they are")
     if (assistant := assistant_beside(checkpoint.path)) is not None:
         notes.append(f"the assistant {assistant} is a model of its own and stays where it is: --draft-model names it")
-    return Plan(kept, towers, notes)
+    return kept, notes
 
 
-def write_folder(checkpoint: Checkpoint, plan: Plan, target: Path, rounded: bool, progress: Progress) -> Conversion:
-    """Beside the target first, then under its name."""
+def write_folder(
+    checkpoint: Checkpoint, names: list[str], target: Path, rounded: bool, progress: Progress
+) -> tuple[int, int]:
+    """Beside the target first, then under its name. Returns how many tensors were written, and their bytes."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        count, size = write_weights(checkpoint, plan, work, rounded, progress)
+
+    def stored() -> Iterator[tuple[str, Tensor]]:
+        for name in names:
+            tensor = checkpoint.raw(name)
+            # Loading rounds what it asks for as a matrix; not routers, towers, or what decides about a recurrent state.
+            if rounded and name in checkpoint.matrices:
+                values, scale = round_to_int8(tensor.flatten(0, -2))
+                yield name + SCALE, scale.view(tensor.shape[:-1])
+                tensor = values.view(tensor.shape)
+            yield name, tensor
+            task.advance()
+
+    with new_folder(target) as work:
+        with progress.task("converting weights", len(names)) as task:
+            count, size = save_in_files(stored(), work)
         copy_side_files(checkpoint.path, work)
         config = dict(checkpoint.config) | {SOURCE_HASH: fingerprint(checkpoint)}
         if rounded:
@@ -116,64 +111,8 @@ def write_folder(checkpoint: Checkpoint, plan: Plan, target: Path, rounded: bool
         write_json(work / "config.json", config)
         for file in work.iterdir():
             file.chmod(0o644)
-            flush(file)
         work.chmod(0o755)  # what mkdir gives; a temporary folder is private
-        if target.exists():
-            target.rmdir()  # it is empty, or this fails
-        os.rename(work, target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return Conversion(target, count, size, plan.notes)
-
-
-def write_weights(checkpoint: Checkpoint, plan: Plan, work: Path, rounded: bool, progress: Progress) -> tuple[int, int]:
-    """All tensors, in files of a few gigabytes. Returns how many there are and their size."""
-    places: dict[str, int] = {}
-    shard: dict[str, Tensor] = {}
-    files = total = held = 0
-
-    def write_shard() -> None:
-        nonlocal files, held
-        files += 1
-        save_tensors(shard, work / f"{files}.part")
-        places.update(dict.fromkeys(shard, files))
-        shard.clear()
-        held = 0
-
-    with progress.task("converting weights", len(plan.names)) as task:
-        for name in plan.names:
-            smaller = rounded and is_rounded(name) and not name.startswith(plan.towers)
-            for stored, tensor in stored_as(checkpoint, name, smaller):
-                if held and held + tensor.nbytes > SHARD:
-                    write_shard()
-                shard[stored] = tensor.contiguous()
-                held += tensor.nbytes
-                total += tensor.nbytes
-            task.advance()
-        write_shard()
-    final = {n: SINGLE if files == 1 else f"model-{n:05}-of-{files:05}.safetensors" for n in range(1, files + 1)}
-    for number, name in final.items():
-        os.rename(work / f"{number}.part", work / name)
-    if files > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": {name: final[n] for name, n in places.items()}}
-        write_json(work / INDEX, index)
-    return len(places), total
-
-
-def stored_as(checkpoint: Checkpoint, name: str, rounded: bool) -> Iterator[tuple[str, Tensor]]:
-    """A tensor under its name, or as 8-bit values and the scales of its rows."""
-    tensor = checkpoint.raw(name)
-    if not rounded:
-        yield name, tensor
-        return
-    values, scale = round_to_int8(tensor.flatten(0, -2))
-    yield name, values.view(tensor.shape)
-    yield name + SCALE, scale.view(tensor.shape[:-1])
-
-
-def is_rounded(name: str) -> bool:
-    """Is this a matrix that loading rounds?"""
-    return name == OUTPUT or name.endswith(ROUNDED)
+    return count, size
 
 
 def copy_side_files(source: Path, work: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.engine.probe import cancelling_rows
-from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import FloatMatrix, Matrix
 from forerun.language_model import LanguageModel
 from forerun.loading import load_model
@@ -106,39 +106,25 @@ def exactness_cost(decoder: Decoder) -> float | None:
     """One row through one layer's products and the output matrix, ours over the fastest; CPU only."""
     if decoder.device.type != "cpu":
         return None
-    pairs = [(matrix, fastest_twin(matrix)) for matrix in decoder.matrices()]
+    work = [(matrix, fastest(matrix), cancelling_rows(1, matrix.shape[1])) for matrix in decoder.matrices()]
     ours, theirs = [], []
     for _ in range(7):
-        ours.append(timed(lambda: [run_ours(decoder.kernels, matrix) for matrix, _ in pairs]))
-        theirs.append(timed(lambda: [run_theirs(twin) for _, twin in pairs]))
+        began = time.perf_counter()
+        for matrix, _, row in work:
+            decoder.kernels.linear(row, matrix, prefill=False)
+        between = time.perf_counter()
+        for _, product, row in work:
+            product(row)
+        ours.append(between - began)
+        theirs.append(time.perf_counter() - between)
     return min(ours) / min(*ours, *theirs)
 
 
-def fastest_twin(matrix: Matrix) -> tuple[Tensor, Tensor | None]:
-    """A weight of the same shape for torch's own product: float32, or int8 with bfloat16 activations."""
+def fastest(matrix: Matrix) -> Callable[[Tensor], Tensor]:
+    """torch's own product with a weight of the same shape: float32, or int8 with bfloat16 activations."""
     if isinstance(matrix, FloatMatrix):
-        return matrix.weight, None
+        weight = matrix.weight
+        return lambda row: F.linear(row, weight)
     values = torch.randint(-127, 128, matrix.shape, dtype=torch.int8)
-    return values, torch.ones(matrix.shape[0], dtype=torch.bfloat16)
-
-
-def run_ours(kernels: Kernels, matrix: Matrix) -> Tensor:
-    """One row through our product."""
-    return kernels.linear(cancelling_rows(1, matrix.shape[1]), matrix, prefill=False)
-
-
-def run_theirs(twin: tuple[Tensor, Tensor | None]) -> Tensor:
-    """One row through torch's product."""
-    weight, scale = twin
-    row = cancelling_rows(1, weight.shape[1])
-    if scale is None:
-        return F.linear(row, weight)
-    return torch._weight_int8pack_mm(row.bfloat16(), weight, scale)
-
-
-def timed(work: object) -> float:
-    """Seconds one call takes."""
-    assert callable(work)
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    scale = torch.ones(matrix.shape[0], dtype=torch.bfloat16)
+    return lambda row: torch._weight_int8pack_mm(row.bfloat16(), values, scale)

@@ -1,12 +1,10 @@
-"""Media of `gemma4`: a tower for pictures and frames of films, and in the small models one for sound."""
+"""Media of `gemma4` and `gemma4_unified`: pictures, frames of films, and sound where the model has ears."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,49 +13,21 @@ from forerun.errors import ForerunError
 from forerun.media.decoding import read_image
 from forerun.media.expansion import Prepared, TokenList
 from forerun.media.films import read_film
+from forerun.media.gemma4_towers import Gemma4Towers
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart
-from forerun.media.pixels import colour_levels, normalisation, pixel_values, plain_resizing, raster_patches, size_within
-from forerun.media.settings import processor_settings
+from forerun.media.pixels import pixel_values, processor_levels, raster_patches, size_within
 from forerun.media.sounds import RATE, read_sound
-from forerun.media.towers import has_tensors, load_module, load_tower
-from forerun.models.gemma4 import MEDIA, is_unified, text_model
+from forerun.media.towers import processor_settings
+from forerun.models.gemma4 import is_unified, media_tokens
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
 
 if TYPE_CHECKING:
-    import numpy
     from PIL.Image import Image
 
 SOFT_TOKENS = (70, 140, 280, 560, 1120)  # budgets of a picture that models are trained for
-TENSORS: Mapping[Kind, tuple[str, ...]] = {  # how the names of those begin that a kind needs; films need pictures'
-    "image": ("vision_tower.", "embed_vision."),
-    "audio": ("audio_tower.", "embed_audio."),
-}
 HEARD = 30.0  # seconds of sound that the models are trained for
-
-
-class Towers(Protocol):
-    """What differs between models with towers and the one without."""
-
-    patch: int  # pixels of a side of what is one input of the tower
-    places: int  # columns, and rows, that the tower has a position for
-
-    def load(self, kind: Kind) -> None:
-        """See `Family.load`."""
-        ...
-
-    def see(self, patches: Tensor, positions: Tensor) -> Tensor:
-        """[rows of all pictures, hidden] of patches [pictures, n, values] at (x, y) [pictures, n, 2]."""
-        ...
-
-    def listen(self, sound: numpy.ndarray[Any, Any]) -> tuple[tuple[Tensor, ...], int]:
-        """Inputs of `hear`, and how many rows come out."""
-        ...
-
-    def hear(self, *inputs: Tensor) -> Tensor:
-        """[rows, hidden]"""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +41,18 @@ class Sight:
     @classmethod
     def read(cls, settings: ConfigReader, usual: int, side: int) -> Sight:
         """From a processor's settings; `usual` soft tokens."""
-        plain_resizing(settings)
         soft_tokens = settings.integer("max_soft_tokens", usual)
         if soft_tokens not in SOFT_TOKENS:
             raise settings.wrong("max_soft_tokens", "70, 140, 280, 560 or 1120")
-        scale = settings.number("rescale_factor", 1 / 255)
-        return cls(soft_tokens, side, colour_levels(scale, *normalisation(settings, 0.0, 1.0)))
+        return cls(soft_tokens, side, processor_levels(settings, 0.0, 1.0))
 
 
 class GemmaMedia:
-    """A `Family`: what models with towers and the one without have in common."""
+    """A `Family`."""
 
-    def __init__(self, checkpoint: Checkpoint, tokenizer: Any, towers: Towers, kinds: frozenset[Kind]) -> None:
+    def __init__(self, checkpoint: Checkpoint, tokenizer: Any, towers: Gemma4Towers, kinds: frozenset[Kind]) -> None:
         config = checkpoint.reader
-        ids = {name: config.integer(name, usual, low=0) for name, usual in MEDIA.items()}
-        if "eoa_token_id" in config:  # the other name of the same
-            ids["eoa_token_index"] = config.integer("eoa_token_id", low=0)
+        ids = media_tokens(config)
         self._ids, self._tokenizer, self._towers, self._checkpoint = ids, tokenizer, towers, checkpoint
         usual = "vision" if is_unified(config) else None
         self._bidirectional = config.text_model().values.get("use_bidirectional_attention", usual) == "vision"
@@ -165,97 +131,3 @@ class GemmaMedia:
         tokens, ids = TokenList(), self._ids
         tokens.stretch([ids["boa_token_id"]], ids["audio_token_id"], rows, [ids["eoa_token_index"]])
         return Prepared("audio", tokens.tokens, tokens.stretches, inputs)
-
-
-class Gemma4Towers:
-    """Towers of transformers, read when they are first needed."""
-
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
-        self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
-        vision = checkpoint.reader.part("vision_config")
-        self.patch = vision.integer("patch_size", 16, high=64)
-        self.places = vision.integer("position_embedding_size", 10_240)
-        self._listening = threading.Lock()
-        self._vision: tuple[Any, Any] | None = None  # the tower, and what fits its rows to the decoder
-        self._audio: tuple[Any, Any] | None = None
-        self._extractor: Any = None
-
-    def load(self, kind: Kind) -> None:
-        """See `Family.load`."""
-        from transformers import Gemma4AudioConfig, Gemma4VisionConfig
-        from transformers.models.gemma4.modeling_gemma4 import Gemma4AudioModel, Gemma4VisionModel
-
-        if kind == "audio" and self._audio is None:
-            self._audio = self._pair("audio", (Gemma4AudioConfig, Gemma4AudioModel))
-        if kind != "audio" and self._vision is None:
-            self._vision = self._pair("vision", (Gemma4VisionConfig, Gemma4VisionModel))
-
-    def _pair(self, name: str, classes: tuple[Any, Any]) -> tuple[Any, Any]:
-        from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder
-
-        part, place = f"{name}_config", (self._device, self._dtype)
-        tower = load_tower(self._checkpoint, part, classes, f"{name}_tower", *place)
-        text = SimpleNamespace(hidden_size=text_model(self._checkpoint.reader).integer("hidden_size"))
-        embedder = load_module(
-            self._checkpoint,
-            part,
-            lambda: Gemma4MultimodalEmbedder(tower.config, text),
-            lambda key: f"embed_{name}.{key}",
-            *place,
-        )
-        return tower, embedder
-
-    def see(self, patches: Tensor, positions: Tensor) -> Tensor:
-        """See `Towers.see`."""
-        assert self._vision is not None, "towers were not loaded"
-        tower, embedder = self._vision
-        inputs = patches.to(self._device, self._dtype)
-        seen = tower(pixel_values=inputs, pixel_position_ids=positions.to(self._device))
-        rows: Tensor = embedder(inputs_embeds=seen.last_hidden_state)
-        return rows
-
-    def listen(self, sound: numpy.ndarray[Any, Any]) -> tuple[tuple[Tensor, ...], int]:
-        """See `Towers.listen`: two convolutions halve the frames of the spectrogram twice."""
-        with self._listening:
-            if self._extractor is None:
-                self._extractor = feature_extractor(self._checkpoint, "Gemma4AudioFeatureExtractor")
-        features = self._extractor([sound], return_tensors="pt")
-        mask = features["input_features_mask"].bool()
-        return (features["input_features"], mask), int(mask[:, ::4].sum())
-
-    def hear(self, *inputs: Tensor) -> Tensor:
-        """See `Towers.hear`."""
-        assert self._audio is not None, "towers were not loaded"
-        tower, embedder = self._audio
-        features, mask = inputs
-        heard = tower(features.to(self._device, self._dtype), mask.to(self._device), return_dict=True)
-        rows: Tensor = embedder(inputs_embeds=heard.last_hidden_state)[heard.attention_mask]
-        return rows
-
-
-def feature_extractor(checkpoint: Checkpoint, name: str) -> Any:
-    """transformers' extractor of that name, with the folder's settings."""
-    import transformers
-
-    settings = processor_settings(checkpoint, "feature_extractor")
-    settings.only("sampling_rate", RATE)
-    try:
-        return getattr(transformers, name)(**settings.values)
-    except Exception as error:  # the class checks its fields itself
-        raise ForerunError(f"{settings.where}: the feature extractor's settings are not ones of {name}") from error
-
-
-def readable_kinds(checkpoint: Checkpoint, tensors: Mapping[Kind, tuple[str, ...]]) -> frozenset[Kind]:
-    """Those with a config and the first of their tensors: some copies were cut down to less."""
-    kinds: set[Kind] = set()
-    if "vision_config" in checkpoint.reader and has_tensors(checkpoint, tensors["image"][0]):
-        kinds |= {"image", "video"}
-    if "audio_config" in checkpoint.reader and has_tensors(checkpoint, tensors["audio"][0]):
-        kinds.add("audio")
-    return frozenset(kinds)
-
-
-def gemma4_media(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> GemmaMedia | None:
-    """None: the checkpoint has no towers."""
-    kinds = readable_kinds(checkpoint, TENSORS)
-    return GemmaMedia(checkpoint, tokenizer, Gemma4Towers(checkpoint, device, dtype), kinds) if kinds else None

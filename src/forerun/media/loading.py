@@ -7,12 +7,20 @@ from typing import Any
 
 import torch
 
-from forerun.media import gemma4, gemma4_unified, qwen3_5
+from forerun.media import qwen3_5
+from forerun.media.gemma4 import GemmaMedia
+from forerun.media.gemma4_towers import Gemma4Towers, UnifiedTowers
 from forerun.media.limits import MediaLimits
-from forerun.media.parts import MediaReader
+from forerun.media.parts import Kind, MediaReader
+from forerun.media.qwen3_5 import QwenMedia
 from forerun.media.reader import Family, Reader
-from forerun.media.towers import weight_bytes
+from forerun.media.towers import has_tensors, weight_bytes
 from forerun.weights.checkpoint import Checkpoint
+
+CONFIGS: dict[Kind, str] = {"image": "vision_config", "audio": "audio_config"}
+GEMMA_TOWERS = {"gemma4": Gemma4Towers, "gemma4_unified": UnifiedTowers}
+TENSORS = {name: towers.tensors for name, towers in GEMMA_TOWERS.items()}
+TENSORS |= dict.fromkeys(("qwen3_5", "qwen3_5_moe"), qwen3_5.TENSORS)
 
 
 def media_reader(
@@ -34,24 +42,29 @@ def media_reader(
 
 def media_family(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Family | None:
     """By the type of the whole model."""
-    match checkpoint.config.get("model_type"):
-        case "gemma4":
-            return gemma4.gemma4_media(checkpoint, tokenizer, device, dtype)
-        case "gemma4_unified":
-            return gemma4_unified.unified_media(checkpoint, tokenizer, device, dtype)
-        case "qwen3_5" | "qwen3_5_moe":
-            return qwen3_5.qwen_media(checkpoint, tokenizer, device, dtype)
-    return None
+    kinds = frozenset(readable(checkpoint))
+    if not kinds:
+        return None
+    if "image" in kinds:
+        kinds |= {"video"}
+    towers = GEMMA_TOWERS.get(checkpoint.config["model_type"])
+    if towers is None:
+        return QwenMedia(checkpoint, tokenizer, device, dtype)
+    return GemmaMedia(checkpoint, tokenizer, towers(checkpoint, device, dtype), kinds)
 
 
 def media_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Bytes of all towers that media may ask for; 0: the model reads text only."""
-    beginnings: list[str] = []
-    match checkpoint.config.get("model_type"):
-        case "gemma4" | "gemma4_unified" as name:
-            tensors = gemma4.TENSORS if name == "gemma4" else gemma4_unified.TENSORS
-            kinds = gemma4.readable_kinds(checkpoint, tensors)
-            beginnings = [beginning for kind in tensors if kind in kinds for beginning in tensors[kind]]
-        case "qwen3_5" | "qwen3_5_moe" if qwen3_5.has_tower(checkpoint):
-            beginnings = [f"{qwen3_5.TOWER}."]
-    return weight_bytes(checkpoint, beginnings, dtype)
+    return weight_bytes(checkpoint, [name for names in readable(checkpoint).values() for name in names], dtype)
+
+
+def readable(checkpoint: Checkpoint) -> dict[Kind, tuple[str, ...]]:
+    """How tensors of towers begin, by kind: of those with a config and the first of their tensors. Some copies were
+    cut down to less.
+    """
+    tensors = TENSORS.get(checkpoint.config["model_type"], {})
+    return {
+        kind: names
+        for kind, names in tensors.items()
+        if CONFIGS[kind] in checkpoint.reader and has_tensors(checkpoint, names[0])
+    }

@@ -21,24 +21,24 @@ BYTE = 256  # levels of a colour
 BICUBIC = 3  # as settings call the filter
 
 
-def plain_resizing(settings: ConfigReader) -> None:
-    """Refuses a processor that does something else than what `pixel_values` does."""
+def processor_levels(settings: ConfigReader, mean: float, std: float) -> Tensor:
+    """What a processor makes of each level of each colour; one that does something else than `pixel_values` is refused.
+
+    `mean` and `std` are what colours are shifted and divided by where the settings do not say.
+    """
     settings.only("do_resize", True)
     settings.only("do_rescale", True)
     settings.only("resample", BICUBIC)
-
-
-def normalisation(settings: ConfigReader, mean: float, std: float) -> tuple[list[float], list[float]]:
-    """What colours are shifted and divided by; the values given are those of a processor that does not say."""
+    scale = settings.number("rescale_factor", 1 / 255)
     if not settings.flag("do_normalize", True):
-        return [0.0] * 3, [1.0] * 3
+        return colour_levels(scale, [0.0] * 3, [1.0] * 3)
     means, stds = settings.values.get("image_mean") or [mean] * 3, settings.values.get("image_std") or [std] * 3
     for name, values in (("image_mean", means), ("image_std", stds)):
         if not isinstance(values, list) or len(values) != 3 or not all(type(value) in (int, float) for value in values):
             raise settings.wrong(name, "a list of three numbers")
     if not all(value > 0 for value in stds):
         raise settings.wrong("image_std", "a list of three numbers above 0")
-    return means, stds
+    return colour_levels(scale, means, stds)
 
 
 def colour_levels(scale: float, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -16,18 +16,16 @@ from forerun.media.expansion import Prepared, TokenList
 from forerun.media.films import read_film
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart
-from forerun.media.pixels import colour_levels, normalisation, pixel_values, plain_resizing
-from forerun.media.settings import processor_settings
-from forerun.media.towers import has_tensors, load_tower
+from forerun.media.pixels import pixel_values, processor_levels
+from forerun.media.towers import load_tower, processor_settings
+from forerun.models.qwen3_5 import MEDIA
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-TOKENS = {"image_token_id": 248056, "video_token_id": 248057}
-BORDERS = {"vision_start_token_id": 248053, "vision_end_token_id": 248054}
-TOWER = "visual"  # how the names of its tensors begin, before a dot
+TENSORS: Mapping[Kind, tuple[str, ...]] = {"image": ("visual.",)}  # how the names of those begin that a kind needs
 NARROWEST = 200  # times as long as high, or as high as long
 MOST_PIXELS = 1 << 28  # that settings may ask for
 
@@ -57,15 +55,13 @@ class Sight:
     @classmethod
     def read(cls, settings: ConfigReader, shape: Shape, least: int, most: int) -> Sight:
         """From a processor's settings, which must cut as the tower does; `least` and `most` are the usual ones."""
-        plain_resizing(settings)
         for name, value in (("patch_size", shape.patch), ("merge_size", shape.merge)):
             settings.only(name, value)
         settings.only("temporal_patch_size", shape.together)
         size = settings.part("size")
         least = size.integer("shortest_edge", settings.integer("min_pixels", least), high=MOST_PIXELS)
         most = size.integer("longest_edge", settings.integer("max_pixels", most, high=MOST_PIXELS), high=MOST_PIXELS)
-        scale = settings.number("rescale_factor", 1 / 255)
-        return cls(least, most, colour_levels(scale, *normalisation(settings, 0.5, 0.5)))
+        return cls(least, most, processor_levels(settings, 0.5, 0.5))
 
 
 class QwenMedia:
@@ -75,7 +71,7 @@ class QwenMedia:
 
     def __init__(self, checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> None:
         config = checkpoint.reader
-        self._ids = {name: config.integer(name, usual, low=0) for name, usual in (TOKENS | BORDERS).items()}
+        self._ids = {name: config.integer(name, usual, low=0) for name, usual in MEDIA.items()}
         self._checkpoint, self._tokenizer, self._device, self._dtype = checkpoint, tokenizer, device, dtype
         self._tower: Any = None
         self.placeholders: Mapping[int, Kind] = {
@@ -108,7 +104,7 @@ class QwenMedia:
             classes = transformers.Qwen3_5MoeVisionConfig, Qwen3_5MoeVisionModel
         else:
             classes = transformers.Qwen3_5VisionConfig, Qwen3_5VisionModel
-        self._tower = load_tower(self._checkpoint, "vision_config", classes, TOWER, self._device, self._dtype)
+        self._tower = load_tower(self._checkpoint, "vision_config", classes, "visual", self._device, self._dtype)
 
     def encode(self, prepared: Prepared) -> Tensor:
         """See `Family.encode`."""
@@ -209,13 +205,3 @@ def block_patches(frames: Sequence[Tensor], shape: Shape) -> Tensor:
     )
     # [rows, columns, merge, merge, 3, frames, patch, patch]
     return blocks.permute(2, 5, 3, 6, 0, 1, 4, 7).reshape(height * width // shape.patch**2, -1)
-
-
-def qwen_media(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> QwenMedia | None:
-    """None: the checkpoint has no tower."""
-    return QwenMedia(checkpoint, tokenizer, device, dtype) if has_tower(checkpoint) else None
-
-
-def has_tower(checkpoint: Checkpoint) -> bool:
-    """Some copies were cut down to the text model."""
-    return "vision_config" in checkpoint.reader and has_tensors(checkpoint, f"{TOWER}.")

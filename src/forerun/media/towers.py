@@ -1,4 +1,4 @@
-"""Towers: transformers' own modules, with weights that come through forerun's reader of checkpoints."""
+"""Towers: transformers' own modules, with weights that come through forerun's reader of checkpoints; their settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,25 @@ from torch import nn
 
 from forerun.errors import ForerunError
 from forerun.weights.checkpoint import Checkpoint
+from forerun.weights.config_reader import ConfigReader
+from forerun.weights.folder import read_json
 
+TOGETHER = "processor_config.json"  # settings of newer folders: an object for each processor
+APART = {  # and of older ones
+    "image_processor": "preprocessor_config.json",
+    "video_processor": "video_preprocessor_config.json",
+    "feature_extractor": "preprocessor_config.json",
+}
 PREFIXES = ("model.", "")  # of a whole checkpoint's tensors, in either layout
 DEPTH = 512  # layers that a tower may have: far more than any
+
+
+def processor_settings(checkpoint: Checkpoint, name: str) -> ConfigReader:
+    """Settings of "image_processor", "video_processor" or "feature_extractor"; empty where a folder has none."""
+    together = ConfigReader(read_json(checkpoint.path, TOGETHER) or {}, str(checkpoint.path / TOGETHER))
+    if name in together:
+        return together.part(name)
+    return ConfigReader(read_json(checkpoint.path, APART[name]) or {}, str(checkpoint.path / APART[name]))
 
 
 def tower_config(checkpoint: Checkpoint, part: str, kind: Any) -> Any:

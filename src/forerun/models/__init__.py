@@ -1,1 +1,1 @@
-"""Decoders, one file per Hugging Face `model_type`. They call `kernels/` for every product."""
+"""Decoders, one file per family of Hugging Face's `model_type`s. They call `kernels/` for every product."""

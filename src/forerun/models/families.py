@@ -6,13 +6,14 @@ import torch
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Kernels
-from forerun.models import gemma3, gemma4, llama, mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe
+from forerun.models import gemma3, gemma4, llama, qwen3_5
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.decoder import Decoder
 from forerun.progress import Progress
+from forerun.weights.assistants import MODEL_TYPES
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
-from forerun.weights.suppressed import suppressed_tokens
+from forerun.weights.generation_config import suppressed_tokens
 
 READERS = {
     "gemma3": gemma3.read_config,
@@ -21,14 +22,14 @@ READERS = {
     "gemma4_text": gemma4.read_config,
     "gemma4_unified": gemma4.read_config,
     "gemma4_unified_text": gemma4.read_config,
-    "llama": llama.read_config,
-    "mistral": mistral.read_config,
-    "qwen2": qwen2.read_config,
-    "qwen3": qwen3.read_config,
-    "qwen3_5": qwen3_5.read_config,
-    "qwen3_5_text": qwen3_5.read_config,
-    "qwen3_5_moe": qwen3_5_moe.read_config,
-    "qwen3_5_moe_text": qwen3_5_moe.read_config,
+    "llama": llama.read_llama,
+    "mistral": llama.read_mistral,
+    "qwen2": llama.read_qwen2,
+    "qwen3": llama.read_qwen3,
+    "qwen3_5": qwen3_5.read_dense,
+    "qwen3_5_text": qwen3_5.read_dense,
+    "qwen3_5_moe": qwen3_5.read_sparse,
+    "qwen3_5_moe_text": qwen3_5.read_sparse,
 }
 TRAINABLE = ("llama", "mistral", "qwen2", "qwen3")  # families that heads can be trained for
 
@@ -36,6 +37,10 @@ TRAINABLE = ("llama", "mistral", "qwen2", "qwen3")  # families that heads can be
 def read_config(config: ConfigReader) -> DecoderConfig:
     """What a config.json describes, in the words of its family."""
     family = config.text("model_type")
+    if family in MODEL_TYPES:
+        raise ForerunError(
+            f"{config.where}: {family} is an assistant: load the model it belongs to and name it with --draft-model"
+        )
     if family not in READERS:
         known = ", ".join(sorted(READERS))
         raise ForerunError(f"{config.where}: model type {family[:40]!r} is not supported; forerun runs {known}")

@@ -11,11 +11,9 @@ from forerun.models.layers.config import (
     DecoderConfig,
     DenseConfig,
     LayerConfig,
+    decoder_config,
     head_layout,
-    layer_count,
-    layer_kinds,
-    read_context,
-    read_eps,
+    kinds_in_turn,
 )
 from forerun.models.layers.rope import RopeConfig, read_rope_settings, rope_part
 from forerun.weights.config_reader import ConfigReader
@@ -45,14 +43,14 @@ def read_config(config: ConfigReader) -> DecoderConfig:
     text = config.text_model(USUAL)
     text.only("hidden_activation", "gelu_pytorch_tanh")
     text.only("use_bidirectional_attention", False)
-    bias, hidden = text.flag("attention_bias", False), text.integer("hidden_size")
+    text.only("attn_logit_softcapping", None)
+    bias = text.flag("attention_bias", False)
     layout = head_layout(text)
     window = text.integer("sliding_window", high=MOST_POSITIONS)
     scale = text.number("query_pre_attn_scalar") ** -0.5
-    cap = text.number("attn_logit_softcapping") if "attn_logit_softcapping" in text else 0.0
     mixers = {
         kind: AttentionConfig(
-            AttentionSpec(layout, window if kind == SLIDING else 0, scale, cap),
+            AttentionSpec(layout, window if kind == SLIDING else 0, scale),
             layer_rope(text, kind, layout.size),
             qkv_bias=bias,
             output_bias=bias,
@@ -60,20 +58,16 @@ def read_config(config: ConfigReader) -> DecoderConfig:
         )
         for kind in (SLIDING, FULL)
     }
-    pattern = text.integer("sliding_window_pattern")  # every so many layers one has no window
-    kinds = layer_kinds(text, [SLIDING if (index + 1) % pattern else FULL for index in range(layer_count(text))])
+    kinds = kinds_in_turn(text, text.integer("sliding_window_pattern"))
     network = DenseConfig(text.integer("intermediate_size"), activation="gelu_tanh")
-    return DecoderConfig(
-        family=config.text("model_type"),
-        hidden=hidden,
-        vocab=text.integer("vocab_size"),
-        context=read_context(text),
-        eps=read_eps(text),
-        tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True)),
-        layers=tuple(LayerConfig(mixers[kind], network) for kind in kinds),
+    return decoder_config(
+        config,
+        text,
+        [LayerConfig(mixers[kind], network) for kind in kinds],
+        tied=True,
         zero_centred_norms=True,
         sandwich_norms=True,
-        embedding_scale=hidden**0.5,
+        embedding_scale=text.integer("hidden_size") ** 0.5,
         softcap=text.number("final_logit_softcapping") if "final_logit_softcapping" in text else 0.0,
         never=tuple(config.integer(*entry, low=0) for entry in MEDIA.items()) if "text_config" in config else (),
         prefixes=PREFIXES,

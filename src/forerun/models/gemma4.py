@@ -8,25 +8,23 @@ projection of keys.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import AttentionSpec, HeadLayout
+from forerun.kernels.interface import AttentionSpec, DeltaLayout, HeadLayout
 from forerun.models.layers.config import (
     FULL,
     LARGEST_HEAD,
     MOST_POSITIONS,
     SLIDING,
     AttentionConfig,
-    BesideConfig,
     DecoderConfig,
     DenseConfig,
     LayerConfig,
     PerLayerConfig,
-    layer_count,
-    layer_kinds,
-    read_context,
-    read_eps,
+    decoder_config,
+    kinds_in_turn,
+    read_experts,
 )
 from forerun.models.layers.rope import RopeConfig, read_rope_settings, rope_part
 from forerun.weights.config_reader import ConfigReader
@@ -61,56 +59,34 @@ MEDIA = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """Heads of one layer, as the config has them."""
-
-    kind: str
-    heads: HeadLayout
-    window: int
-    rope: RopeConfig
-
-
 def read_config(config: ConfigReader) -> DecoderConfig:
     """Nested beside the settings of towers, or flat."""
     unified, text = is_unified(config), text_model(config)
     text.only("hidden_activation", "gelu_pytorch_tanh")
     text.only("attention_bias", False)
     text.only("use_bidirectional_attention", None, "vision")
-    shapes, shared = layer_shapes(text), text.integer("num_kv_shared_layers", 0, low=0)
-    first = len(shapes) - shared  # that reads the keys and values of another
-    sources = {kind: last_of_kind(shapes[: max(0, first)], kind, text) for kind in {s.kind for s in shapes[first:]}}
-    for index in range(first, len(shapes)):
-        source = shapes[sources[shapes[index].kind]].heads
-        if source.size != shapes[index].heads.size or shapes[index].heads.heads % source.kv_heads:
-            raise ForerunError(f"{text.name('num_kv_shared_layers')}: layer {index} cannot read the keys of its kind")
+    own = own_mixers(text)
+    first = max(0, len(own) - text.integer("num_kv_shared_layers", 0, low=0))  # that reads the keys of another
+    mixers = own[:first] + [sharing(text, own[:first], index, own[index]) for index in range(first, len(own))]
     usual = 256 if "hidden_size_per_layer_input" not in text.values else 0  # null means none, absence does not
     size = 0 if unified else text.integer("hidden_size_per_layer_input", usual, low=0)
-    hidden = text.integer("hidden_size")
-    return DecoderConfig(
-        family=config.text("model_type"),
-        hidden=hidden,
-        vocab=text.integer("vocab_size"),
-        context=read_context(text),
-        eps=read_eps(text),
-        tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True)),
-        layers=tuple(
-            LayerConfig(
-                attention(shape, sources.get(shape.kind) if index >= first else None, text),
-                network(text, index >= first > 0),
-                None if unified else experts(text),
-            )
-            for index, shape in enumerate(shapes)
-        ),
+    vocab, experts = text.integer("vocab_size"), None
+    if not unified and text.flag("enable_moe_block", False):
+        experts = read_experts(text, "top_k_experts", activation="gelu_tanh")
+    return decoder_config(
+        config,
+        text,
+        [LayerConfig(mixer, network(text, index >= first > 0), experts) for index, mixer in enumerate(mixers)],
+        tied=True,
         sandwich_norms=True,
-        embedding_scale=hidden**0.5,
+        embedding_scale=text.integer("hidden_size") ** 0.5,
         softcap=text.number("final_logit_softcapping") if "final_logit_softcapping" in text else 0.0,
         layer_scalars=True,
-        per_layer=PerLayerConfig(size, text.integer("vocab_size_per_layer_input")) if size else None,
-        never=media_tokens(config) if "text_config" in config else (),
+        per_layer=PerLayerConfig(size, text.integer("vocab_size_per_layer_input", low=vocab)) if size else None,
+        never=tuple(media_tokens(config).values()) if "text_config" in config else (),
         prefixes=PREFIXES,
         towers=tuple(f"model.{tower}" for tower in TOWERS),
-        ignored=ignored(range(first, len(shapes))),
+        ignored=ignored(range(first, len(own))),
     )
 
 
@@ -124,22 +100,61 @@ def text_model(config: ConfigReader) -> ConfigReader:
     return config.text_model(UNIFIED_USUAL if is_unified(config) else USUAL)
 
 
-def layer_shapes(text: ConfigReader) -> list[LayerShape]:
-    """Heads, window and rotation of every layer."""
-    usual = [SLIDING if (index + 1) % PATTERN else FULL for index in range(layer_count(text))]
-    kinds = [*layer_kinds(text, usual)[:-1], FULL]  # whatever is listed
+def own_mixers(text: ConfigReader) -> list[AttentionConfig]:
+    """Every layer as if it had keys and values of its own. Scores are not scaled: the norms are trained so."""
+    kinds = [*kinds_in_turn(text, PATTERN)[:-1], FULL]  # whatever is listed
     window = text.integer("sliding_window", high=MOST_POSITIONS)
-    heads, shapes = text.integer("num_attention_heads"), []
-    for index, (size, kv_heads) in enumerate(head_sizes(text, kinds)):
+    keys_as_values = text.flag("attention_k_eq_v", False)
+    heads, mixers = text.integer("num_attention_heads"), []
+    for index, (kind, (size, kv_heads)) in enumerate(zip(kinds, head_sizes(text, kinds), strict=True)):
         if heads % kv_heads:
             raise ForerunError(
                 f"{text.name('num_key_value_heads')}: the {heads} heads of layer {index} cannot share {kv_heads} "
                 "key/value heads"
             )
-        kind = kinds[index]
-        layout = HeadLayout(heads, kv_heads, size)
-        shapes.append(LayerShape(kind, layout, window if kind == SLIDING else 0, layer_rope(text, kind, size)))
-    return shapes
+        spec = AttentionSpec(HeadLayout(heads, kv_heads, size), window if kind == SLIDING else 0, scale=1.0)
+        mixers.append(
+            AttentionConfig(
+                spec,
+                layer_rope(text, kind, size),
+                head_norms=True,
+                value_norms=True,
+                values_are_keys=keys_as_values and kind == FULL,
+            )
+        )
+    return mixers
+
+
+def kind_of(mixer: AttentionConfig) -> str:
+    """Its name in `layer_types`."""
+    return SLIDING if mixer.spec.window else FULL
+
+
+def last_of_kind(mixers: Sequence[AttentionConfig | DeltaLayout], kind: str) -> int | None:
+    """The last layer of a kind that has keys and values of its own."""
+    found = [
+        index
+        for index, mixer in enumerate(mixers)
+        if isinstance(mixer, AttentionConfig) and mixer.source is None and kind_of(mixer) == kind
+    ]
+    return found[-1] if found else None
+
+
+def sharing(text: ConfigReader, before: Sequence[AttentionConfig], index: int, own: AttentionConfig) -> AttentionConfig:
+    """Layer `index` as a reader of the keys and values of the last of its kind `before`."""
+    source, layout, name = last_of_kind(before, kind_of(own)), own.spec.layout, text.name("num_kv_shared_layers")
+    if source is None:
+        raise ForerunError(f"{name}: no {kind_of(own)} layer is left that has keys and values of its own")
+    theirs = before[source].spec.layout
+    if theirs.size != layout.size or layout.heads % theirs.kv_heads:
+        raise ForerunError(f"{name}: layer {index} cannot read the keys of its kind")
+    return reader_of(source, own)
+
+
+def reader_of(source: int, own: AttentionConfig) -> AttentionConfig:
+    """The same layer without keys and values of its own: it reads those of layer `source`."""
+    spec = replace(own.spec, layout=replace(own.spec.layout, kv_heads=0))
+    return replace(own, spec=spec, source=source, values_are_keys=False)
 
 
 def head_sizes(text: ConfigReader, kinds: Sequence[str]) -> list[tuple[int, int]]:
@@ -176,52 +191,18 @@ def layer_rope(text: ConfigReader, kind: str, size: int) -> RopeConfig:
     return RopeConfig(size, 1e6, "proportional", partial_rotary_factor=0.25)
 
 
-def last_of_kind(shapes: Sequence[LayerShape], kind: str, text: ConfigReader) -> int:
-    """The last layer of a kind among those with keys and values of their own."""
-    found = [index for index, shape in enumerate(shapes) if shape.kind == kind]
-    if not found:
-        raise ForerunError(
-            f"{text.name('num_kv_shared_layers')}: no {kind} layer is left that has keys and values of its own"
-        )
-    return found[-1]
-
-
-def attention(shape: LayerShape, source: int | None, text: ConfigReader) -> AttentionConfig:
-    """Scores are not scaled: the norms of queries and keys are trained so."""
-    layout = shape.heads
-    if source is not None:
-        layout = HeadLayout(layout.heads, 0, layout.size)
-    return AttentionConfig(
-        AttentionSpec(layout, shape.window, scale=1.0),
-        shape.rope,
-        source,
-        head_norms=True,
-        value_norms=True,
-        values_are_keys=source is None and shape.kind == FULL and text.flag("attention_k_eq_v", False),
-    )
-
-
 def network(text: ConfigReader, shares: bool) -> DenseConfig:
     """The dense network; `shares`: of a layer that reads the keys and values of another."""
     wide = 2 if shares and text.flag("use_double_wide_mlp", False) else 1
     return DenseConfig(wide * text.integer("intermediate_size"), activation="gelu_tanh")
 
 
-def experts(text: ConfigReader) -> BesideConfig | None:
-    """Experts beside it, where there are any."""
-    if not text.flag("enable_moe_block", False):
-        return None
-    found = BesideConfig(
-        text.integer("num_experts"), text.integer("top_k_experts"), text.integer("moe_intermediate_size")
-    )
-    if found.top > found.count:
-        raise ForerunError(f"{text.name('top_k_experts')} is {found.top}, but there are {found.count} experts")
-    return found
-
-
-def media_tokens(config: ConfigReader) -> tuple[int, ...]:
-    """Tokens that stand for media in prompts."""
-    return tuple(config.integer(name, usual, low=0) for name, usual in MEDIA.items())
+def media_tokens(config: ConfigReader) -> dict[str, int]:
+    """Tokens that stand for media in prompts, by the names of `MEDIA`."""
+    tokens = {name: config.integer(name, usual, low=0) for name, usual in MEDIA.items()}
+    if "eoa_token_id" in config:  # the other name of the same
+        tokens["eoa_token_index"] = config.integer("eoa_token_id", low=0)
+    return tokens
 
 
 def ignored(sharing: Sequence[int]) -> tuple[str, ...]:

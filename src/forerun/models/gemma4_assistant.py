@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import AttentionSpec
 from forerun.models import gemma4
-from forerun.models.gemma4 import LayerShape, layer_shapes
 from forerun.models.layers.assistant import Assistant, CentroidHead, DenseHead
 from forerun.models.layers.config import FULL, SLIDING, AttentionConfig, DecoderConfig, LayerConfig, read_eps
 from forerun.models.layers.decoder import Decoder, embedding_table
@@ -27,7 +25,7 @@ class AssistantConfig:
 
     path: str
     hidden: int  # of its target
-    shapes: tuple[LayerShape, ...]
+    mixers: list[AttentionConfig]  # as if they had keys and values of their own
     text: ConfigReader
     clusters: int  # of the vocabulary; 0: one dense output matrix
     top: int  # clusters that are looked at
@@ -48,7 +46,7 @@ def read_assistant(config: ConfigReader) -> AssistantConfig:
     found = AssistantConfig(
         path=config.where.removesuffix("/config.json"),
         hidden=config.integer("backbone_hidden_size"),
-        shapes=tuple(layer_shapes(text)),
+        mixers=gemma4.own_mixers(text),
         text=text,
         clusters=config.integer("num_centroids", 2048) if config.flag("use_ordered_embeddings", False) else 0,
         top=config.integer("centroid_intermediate_top_k", 32),
@@ -68,44 +66,30 @@ def fitting_layers(config: AssistantConfig, target: DecoderConfig) -> tuple[Laye
         wrong.append(f"it is for a hidden size of {config.hidden}, not {target.hidden}")
     if config.vocab != target.vocab:
         wrong.append(f"it has {config.vocab} tokens, not {target.vocab}")
-    sources = {kind: source_layer(target, kind) for kind in (SLIDING, FULL)}
-    layers, seen = [], set()
-    for shape in config.shapes:
-        source = sources[shape.kind]
-        if shape.kind not in seen:
-            wrong += differences(shape, None if source is None else target.layers[source].mixer)
-            seen.add(shape.kind)
-        mixer = gemma4.attention(shape, source or 0, config.text)
-        layers.append(LayerConfig(mixer, gemma4.network(config.text, shares=False)))
+    theirs = [layer.mixer for layer in target.layers]
+    sources = {kind: gemma4.last_of_kind(theirs, kind) for kind in (SLIDING, FULL)}
+    for own in config.mixers:
+        source = sources[kind := gemma4.kind_of(own)]
+        found = differences(kind, own, None if source is None else theirs[source])
+        wrong += [each for each in found if each not in wrong]
     if wrong:
         raise ForerunError(f"the assistant {config.path} does not fit the model: {'; '.join(wrong)}")
-    return tuple(layers)
+    mixers = [gemma4.reader_of(sources[gemma4.kind_of(own)] or 0, own) for own in config.mixers]
+    return tuple(LayerConfig(mixer, gemma4.network(config.text, shares=False)) for mixer in mixers)
 
 
-def source_layer(target: DecoderConfig, kind: str) -> int | None:
-    """The target's layer whose keys and values are read: the last of its kind that has its own."""
-    found = [
-        index
-        for index, layer in enumerate(target.layers)
-        if isinstance(layer.mixer, AttentionConfig)
-        and layer.mixer.source is None
-        and (layer.mixer.spec.window > 0) == (kind == SLIDING)
-    ]
-    return found[-1] if found else None
-
-
-def differences(shape: LayerShape, source: object) -> list[str]:
-    """What keeps a layer from reading the keys and values of another, in words."""
+def differences(kind: str, own: AttentionConfig, source: object) -> list[str]:
+    """What keeps layers of a kind from reading the keys and values of another, in words."""
     if not isinstance(source, AttentionConfig):
-        return [f"the model has no {shape.kind} layer"]
-    spec: AttentionSpec = source.spec
+        return [f"the model has no {kind} layer"]
+    mine, its = own.spec, source.spec
     pairs = {
-        "key/value heads": (shape.heads.kv_heads, spec.layout.kv_heads),
-        "columns of a head": (shape.heads.size, spec.layout.size),
-        "window": (shape.window, spec.window),
-        "rotary settings": (shape.rope.parameters(), source.rope.parameters()),
+        "key/value heads": (mine.layout.kv_heads, its.layout.kv_heads),
+        "columns of a head": (mine.layout.size, its.layout.size),
+        "window": (mine.window, its.window),
+        "rotary settings": (own.rope.parameters(), source.rope.parameters()),
     }
-    return [f"{name} of its {shape.kind} layers: {own}, not {its}" for name, (own, its) in pairs.items() if own != its]
+    return [f"{name} of its {kind} layers: {one}, not {other}" for name, (one, other) in pairs.items() if one != other]
 
 
 def build_assistant(config: AssistantConfig, checkpoint: Checkpoint, target: Decoder, position: str) -> Assistant:

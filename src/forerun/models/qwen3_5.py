@@ -1,4 +1,7 @@
-"""`qwen3_5` and `qwen3_5_text`: gated delta rule layers, with gated attention after every three."""
+"""`qwen3_5` and `qwen3_5_moe`: gated delta rule layers, with gated attention after every three.
+
+Both come nested beside a vision model's settings, or flat (`qwen3_5_text`, `qwen3_5_moe_text`).
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,22 @@ from dataclasses import replace
 from forerun.errors import ForerunError
 from forerun.kernels.interface import AttentionSpec, DeltaLayout
 from forerun.models.layers.config import (
+    FULL,
     LARGEST_HEAD,
     AttentionConfig,
     DecoderConfig,
     DenseConfig,
     ExpertsConfig,
     LayerConfig,
+    decoder_config,
     head_layout,
-    layer_count,
-    read_context,
-    read_eps,
+    kinds_in_turn,
+    read_experts,
 )
 from forerun.models.layers.rope import read_rope, rope_part
 from forerun.weights.config_reader import ConfigReader
 
-RECURRENT, ATTENTION = "linear_attention", "full_attention"
+RECURRENT = "linear_attention"
 # What absent fields mean in this family.
 USUAL = {
     "vocab_size": 248320,
@@ -39,6 +43,15 @@ USUAL = {
     "linear_conv_kernel_dim": 4,
     "max_position_embeddings": 32768,
 }
+SPARSE_USUAL = USUAL | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 # What stands for media in a prompt, and the usual ids.
 MEDIA = {
     "image_token_id": 248056,
@@ -48,16 +61,23 @@ MEDIA = {
 }
 
 
-def read_config(config: ConfigReader) -> DecoderConfig:
-    """Nested beside a vision model's settings, or flat."""
+def read_dense(config: ConfigReader) -> DecoderConfig:
+    """One dense network in every layer."""
     text = config.text_model(USUAL)
     return hybrid_decoder(config, text, DenseConfig(text.integer("intermediate_size")))
+
+
+def read_sparse(config: ConfigReader) -> DecoderConfig:
+    """Experts in every layer; the weights of those chosen for a row always add up to one."""
+    text = config.text_model(SPARSE_USUAL)
+    shared = text.integer("shared_expert_intermediate_size")
+    return hybrid_decoder(config, text, read_experts(text, "num_experts_per_tok", shared_inner=shared))
 
 
 def hybrid_decoder(
     config: ConfigReader, text: ConfigReader, feed_forward: DenseConfig | ExpertsConfig
 ) -> DecoderConfig:
-    """What dense and sparse models have in common; `text`: the settings of the language model."""
+    """What both have in common; `text`: the settings of the language model."""
     text.only("hidden_act", "silu")
     text.only("attention_bias", False)
     text.only("attn_output_gate", True)
@@ -66,17 +86,15 @@ def hybrid_decoder(
     rope = replace(read_rope(text, rotary_size(text, layout.size), partial=True), mrope_section=mrope_section(text))
     mixers: dict[str, AttentionConfig | DeltaLayout] = {
         RECURRENT: delta_layout(text),
-        ATTENTION: AttentionConfig(AttentionSpec(layout), rope, head_norms=True, gated=True),
+        FULL: AttentionConfig(AttentionSpec(layout), rope, head_norms=True, gated=True),
     }
-    return DecoderConfig(
-        family=config.text("model_type"),
-        hidden=text.integer("hidden_size"),
-        vocab=text.integer("vocab_size"),
-        context=read_context(text),
-        eps=read_eps(text),
-        # The output matrix is at the root of a checkpoint, so the root of the config has the first word.
-        tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False)),
-        layers=tuple(LayerConfig(mixers[kind], feed_forward) for kind in layer_kinds(text)),
+    kinds = kinds_in_turn(text, text.integer("full_attention_interval"), RECURRENT)
+    if len(set(kinds)) < 2:
+        raise ForerunError(f"{text.name('layer_types')} must name some {RECURRENT} and some {FULL} layers")
+    return decoder_config(
+        config,
+        text,
+        [LayerConfig(mixers[kind], feed_forward) for kind in kinds],
         zero_centred_norms=True,
         never=tuple(config.integer(*usual, low=0) for usual in MEDIA.items()) if "vision_config" in config else (),
         prefixes=("model.language_model.", "model."),  # beside a vision model, or alone
@@ -85,20 +103,6 @@ def hybrid_decoder(
         mtp_layers=text.integer("mtp_num_hidden_layers", config.integer("mtp_num_hidden_layers", 0, low=0), low=0),
         mtp_own_embedding=text.flag("mtp_use_dedicated_embeddings", False),
     )
-
-
-def layer_kinds(text: ConfigReader) -> list[str]:
-    """What each layer is: as listed, or else every `full_attention_interval`-th has attention."""
-    layers = layer_count(text)
-    interval = text.integer("full_attention_interval")
-    kinds = text.texts("layer_types") or [RECURRENT if (i + 1) % interval else ATTENTION for i in range(layers)]
-    unknown = sorted(set(kinds) - {RECURRENT, ATTENTION})
-    if unknown or len(kinds) != layers or set(kinds) != {RECURRENT, ATTENTION}:
-        raise ForerunError(
-            f"{text.name('layer_types')} must name {layers} layers, some {RECURRENT} and some {ATTENTION}"
-            + (f"; {unknown[0][:40]!r} is not supported" if unknown else "")
-        )
-    return kinds
 
 
 def delta_layout(text: ConfigReader) -> DeltaLayout:

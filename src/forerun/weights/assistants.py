@@ -21,6 +21,8 @@ def assistant_beside(folder: Path) -> Path | None:
     places = [folder / "assistant", folder.with_name(folder.name + SUFFIX)]
     if folder.parent.name == "snapshots":  # models--org--name/snapshots/commit
         repository = folder.parent.parent
-        snapshots = repository.with_name(repository.name + SUFFIX) / "snapshots"
+        repository = repository.with_name(repository.name + SUFFIX)
+        snapshots, newest = repository / "snapshots", repository / "refs" / "main"  # which names one of them
+        places += [snapshots / newest.read_bytes()[:40].decode(errors="replace")] if newest.is_file() else []
         places += sorted(snapshots.iterdir()) if snapshots.is_dir() else []
     return next((place for place in places if (place / "config.json").is_file()), None)

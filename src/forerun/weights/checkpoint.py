@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SCALE = ".scale"  # added to the name of a tensor that is stored in 8 bits: one float32 per row
 
+LFS_POINTER = b"version https://git-lfs"
 # Number formats of ordinary weights; anything else means a quantised model whose config does not say so.
 READABLE = ("F64", "F32", "F16", "BF16")
 
@@ -35,6 +36,7 @@ class Checkpoint:
         self.config = config
         self._handles: dict[str, Any] = {}  # tensor name -> the open file it is in
         self._taken: set[str] = set()
+        self.matrices: set[str] = set()  # names that `weight` was asked for
         for file in files:
             self._open(file)
 
@@ -50,6 +52,8 @@ class Checkpoint:
             handle: Any = safe_open(file, framework="pt")
             names = list(handle.keys())
         except (SafetensorError, OSError, ValueError) as error:
+            if _is_pointer(file):
+                raise ForerunError(f"{file} is only a pointer to the weights: run git lfs pull there") from error
             raise ForerunError(f"{file} is truncated or damaged ({first_line(error)}); download it again") from error
         for name in names:
             if name in self._handles:
@@ -78,6 +82,7 @@ class Checkpoint:
         """As `take`, for a matrix (or a stack of them) that `forerun convert` may have stored in 8 bits."""
         from forerun.kernels.matrix import Rounded
 
+        self.matrices.add(name)
         if not self.has(name) or self.number_format(name) != "I8" or not self.has(name + SCALE):
             return self.take(name, shape)
         self._check_shape(name, shape)
@@ -110,13 +115,6 @@ class Checkpoint:
         """What the file calls the tensor's number format: "F32", "BF16", …"""
         return str(self._handle(name).get_slice(name).get_dtype())
 
-    def edges(self, name: str, count: int) -> tuple[bytes, bytes]:
-        """The first and the last `count` bytes of a tensor as stored; all of it, twice, when it has no more."""
-        import torch
-
-        stored = self.raw(name).reshape(-1).view(torch.uint8)
-        return stored[:count].numpy().tobytes(), stored[-count:].numpy().tobytes()
-
     def leftovers(self, ignore: Callable[[str], bool]) -> list[str]:
         """Names that nobody took and `ignore` does not know, sorted."""
         return sorted(name for name in self._handles.keys() - self._taken if not ignore(name))
@@ -137,6 +135,12 @@ class Checkpoint:
         if handle is None:
             raise ForerunError(f"{self.path}: tensor {name} is missing; the weights do not fit config.json")
         return handle
+
+
+def _is_pointer(file: Path) -> bool:
+    """What git leaves in the place of a large file where git-lfs is not installed."""
+    with file.open("rb") as stream:
+        return stream.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+FILE_BYTES = 2**30  # of a weight file that is written: in memory until then, with the first tensor of the next
 JSON_LIMIT = 64 * 2**20  # the index of the largest public model has a few megabytes
 
 
@@ -131,12 +135,58 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(file)) from error
 
 
+def save_in_files(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> tuple[int, int]:
+    """All tensors in files of about a gigabyte. Returns how many tensors there are, and their bytes.
+
+    Several files get an index, as Hugging Face has it.
+    """
+    places: dict[str, int] = {}
+    pending: dict[str, Tensor] = {}
+    files = total = held = 0
+
+    def save() -> None:
+        nonlocal files, held
+        files += 1
+        save_tensors(pending, folder / f"{files}.part")
+        places.update(dict.fromkeys(pending, files))
+        pending.clear()
+        held = 0
+
+    for name, tensor in tensors:
+        if held and held + tensor.nbytes > FILE_BYTES:
+            save()
+        pending[name] = tensor.contiguous()
+        held += tensor.nbytes
+        total += tensor.nbytes
+    save()
+    final = {n: SINGLE if files == 1 else f"model-{n:05}-of-{files:05}.safetensors" for n in range(1, files + 1)}
+    for number, name in final.items():
+        os.rename(folder / f"{number}.part", folder / name)
+    if files > 1:
+        weight_map = {name: final[number] for name, number in places.items()}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    return len(places), total
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which gets the name `target` when the block ends: complete, on the disk, or not at all.
+
+    What has that name already must be an empty folder.
+    """
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield work
+        for file in work.iterdir():  # a power cut cannot leave a complete-looking folder of empty files
+            with file.open("rb+") as stream:
+                os.fsync(stream.fileno())
+        if target.exists():
+            target.rmdir()
+        os.rename(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
 def write_json(file: Path, value: object) -> None:
     """Readable, in UTF-8."""
     file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def flush(file: Path) -> None:
-    """To the disk before a folder is renamed: a power cut cannot leave a complete-looking one of empty files."""
-    with file.open("rb+") as stream:
-        os.fsync(stream.fileno())

@@ -1,11 +1,13 @@
-"""What a model's makers recommend for sampling: generation_config.json, read with care."""
+"""generation_config.json, read with care: what a model's makers recommend for sampling, and tokens never to choose."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from forerun.weights.config_reader import ConfigReader
 from forerun.weights.folder import read_json
 
+NAME = "generation_config.json"
 # Names as users of forerun know them, and what counts as sane.
 RANGES = {
     "temperature": (0.0, 10.0),
@@ -21,7 +23,7 @@ COLDEST = 1e-6  # files that mean "no sampling" may say something smaller than t
 
 def generation_defaults(folder: Path) -> dict[str, float]:
     """Option → value. What is no number, out of range or unknown to us is left out; no sampling is temperature 0."""
-    config = read_json(folder, "generation_config.json") or {}
+    config = read_json(folder, NAME) or {}
     if config.get("do_sample") is False:
         return {"temperature": 0.0} | _numbers(config, "repetition_penalty")
     return _numbers(config, *RANGES)
@@ -38,3 +40,9 @@ def _numbers(config: dict[str, object], *names: str) -> dict[str, float]:
     if found.get("temperature", 1.0) < COLDEST:
         found["temperature"] = 0.0
     return found
+
+
+def suppressed_tokens(folder: Path) -> frozenset[int]:
+    """Ids of `suppress_tokens`; empty where nothing is said. transformers leaves them out of every answer too."""
+    settings = ConfigReader(read_json(folder, NAME) or {}, str(folder / NAME))
+    return frozenset(token for token in settings.integers("suppress_tokens", (), low=-1) if token >= 0)

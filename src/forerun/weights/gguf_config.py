@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from forerun.errors import ForerunError
-from forerun.weights.gguf_gemma import GEMMA, gemma_config, gemma_name
+from forerun.weights.gguf_gemma import GEMMA, gemma_config
+from forerun.weights.gguf_gemma import LAYER_NAMES as GEMMA_LAYER_NAMES
+from forerun.weights.gguf_gemma import TOP_NAMES as GEMMA_TOP_NAMES
 from forerun.weights.gguf_header import GgufHeader
 from forerun.weights.gguf_metadata import Metadata, decimal
-from forerun.weights.gguf_qwen3_5 import QWEN3_5, SPARSE, qwen3_5_config, qwen3_5_name
-from forerun.weights.gguf_qwen_tokens import unused_tokens
+from forerun.weights.gguf_qwen3_5 import BLOCK, QWEN3_5, SPARSE, head_name, qwen3_5_config
+from forerun.weights.gguf_qwen3_5 import LAYER_NAMES as QWEN3_5_LAYER_NAMES
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 ARCHITECTURES |= QWEN3_5 | GEMMA
 MISTRAL = "MistralForCausalLM"  # GGUF files of Mistral models say "llama"
 
-TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
 LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+    f"{name}.{kind}": f"{theirs}.{kind}"
+    for kind in ("weight", "bias")
+    for name, theirs in {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }.items()
 }
 # Keys that llama.cpp obeys where other models set them; 0 and, but for the scale of scores, 1 leave things as they are.
 UNREAD = (
@@ -40,62 +49,42 @@ UNREAD = (
     *(f"rope.scaling.yarn_{name}" for name in ("ext_factor", "attn_factor", "log_multiplier")),
 )
 ROPE_FACTORS = "rope_freqs.weight"
-LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 # Llama 3.1 and later: the file holds the factors these values give, not the values.
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 
 def config_from(header: GgufHeader, where: str, rope_factors: Sequence[float] | None) -> dict[str, Any]:
     """The config.json of the model in the file; `rope_factors` is the content of rope_freqs.weight, if there is one."""
-    metadata = Metadata(header.metadata, where)
+    metadata = Metadata(header, where)
     _refuse_unknown(metadata)
-    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
-    embedding = shapes.get("token_embd.weight", ())
-    if len(embedding) != 2:
-        raise ForerunError(f"{where}: tensor token_embd.weight is missing or has the shape {embedding}")
     if metadata.architecture in GEMMA:
-        return gemma_config(metadata, shapes, rope_factors)
-    if metadata.architecture in QWEN3_5:
-        rotated = metadata.count("rope.dimension_count")
-        return qwen3_5_config(metadata, shapes, _rope(metadata, rotated, rope_factors))
-    hidden, heads = metadata.count("embedding_length"), metadata.count("attention.head_count")
-    head_dim = metadata.count("attention.key_length", max(hidden // heads, 1))
+        config = gemma_config(metadata, rope_factors)
+    elif metadata.architecture in QWEN3_5:
+        rotated = metadata.integer("rope.dimension_count")
+        config = qwen3_5_config(metadata, _rope(metadata, rotated, rope_factors))
+    else:
+        config = _llama_config(metadata, rope_factors)
+    return {"architectures": [ARCHITECTURES[metadata.architecture]]} | config
+
+
+def _llama_config(metadata: Metadata, rope_factors: Sequence[float] | None) -> dict[str, Any]:
+    common = metadata.common_config()
+    heads = common["num_attention_heads"]
+    head_dim = metadata.integer("attention.key_length", max(common["hidden_size"] // heads, 1))
     _check_heads(metadata, head_dim)
-    config: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[metadata.architecture]],
+    config = common | {
         "model_type": metadata.architecture,
-        "vocab_size": embedding[0],
-        "hidden_size": hidden,
-        "intermediate_size": metadata.count("feed_forward_length"),
-        "num_hidden_layers": metadata.count("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": metadata.count("attention.head_count_kv", heads),
+        "intermediate_size": metadata.integer("feed_forward_length"),
+        "num_key_value_heads": metadata.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": metadata.count("context_length"),
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(metadata, head_dim, rope_factors),
-        "tie_word_embeddings": "output.weight" not in shapes,
-        "attention_bias": "blk.0.attn_q.bias" in shapes,
-        **metadata.special_tokens(),
+        "attention_bias": "blk.0.attn_q.bias" in metadata.shapes,
     }
     if metadata.architecture == "llama":
-        config["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in metadata.shapes
         config |= _mistral(metadata)
     return config
-
-
-def generation_config_from(header: GgufHeader) -> dict[str, Any]:
-    """The ids that end an answer: end of text, end of turn, end of message; and those that never come."""
-    metadata = Metadata(header.metadata, "")
-    ends = [metadata.token(f"{name}_token_id") for name in ("eos", "eot", "eom")]
-    config = {
-        "bos_token_id": metadata.token("bos_token_id"),
-        "eos_token_id": sorted({end for end in ends if end is not None}),
-    }
-    listed = header.metadata.get("tokenizer.ggml.suppress_tokens")
-    never = [*(listed if isinstance(listed, tuple) else ()), *unused_tokens(metadata)]
-    return config | ({"suppress_tokens": never} if never else {})
 
 
 def _refuse_unknown(metadata: Metadata) -> None:
@@ -108,16 +97,16 @@ def _refuse_unknown(metadata: Metadata) -> None:
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ForerunError(f"{where}: GGUF architecture {architecture[:40]!r} is not read (known: {known})")
-    if metadata.get("expert_count") and architecture not in (*GEMMA, SPARSE):
+    if metadata.values.get("expert_count") and architecture not in (*GEMMA, SPARSE):
         raise ForerunError(f"{where}: mixture-of-experts GGUF files are not read")
-    if any(key.startswith("prism.hadamard") for key in metadata.values):
+    if any(key.startswith("prism.hadamard") for key in metadata.everything):
         raise ForerunError(f"{where}: its weights are stored rotated (prism.hadamard), which is not read")
     for key in UNREAD:
-        if metadata.get(key) not in (None, 0, 0 if key == "attention.scale" else 1):
-            raise ForerunError(f"{where}: metadata {architecture}.{key} changes what a model computes, and is not read")
-    if metadata.get("attention.causal") is False:
+        if metadata.values.get(key) not in (None, 0, 0 if key == "attention.scale" else 1):
+            raise ForerunError(f"{metadata.name(key)} changes what a model computes, and is not read")
+    if metadata.values.get("attention.causal") is False:
         raise ForerunError(f"{where}: a model whose tokens see those behind them writes no text (attention.causal)")
-    parts = metadata.values.get("split.count", 0)
+    parts = metadata.everything.get("split.count", 0)
     if isinstance(parts, int) and parts > 1:
         raise ForerunError(f"{where}: one of {parts} parts; join them first (llama-gguf-split --merge)")
 
@@ -125,38 +114,31 @@ def _refuse_unknown(metadata: Metadata) -> None:
 def _check_heads(metadata: Metadata, head_dim: int) -> None:
     """Heads whose keys and values differ in size, or that are only partly rotated, are other models."""
     for key in ("attention.value_length", "rope.dimension_count"):
-        if metadata.count(key, head_dim) != head_dim:
-            raise ForerunError(
-                f"{metadata.where}: {metadata.architecture}.{key} is {metadata.get(key)}, heads have {head_dim} values"
-            )
+        if (found := metadata.integer(key, head_dim)) != head_dim:
+            raise ForerunError(f"{metadata.name(key)} is {found}, heads have {head_dim} values")
     if head_dim % 2:
         raise ForerunError(f"{metadata.where}: heads of {head_dim} values cannot be rotated")
 
 
 def _mistral(metadata: Metadata) -> dict[str, Any]:
     """Mistral files say "llama"; the sliding window or the name gives them away."""
-    if metadata.get("attention.sliding_window"):
-        window: int | None = metadata.count("attention.sliding_window")
-    elif "mistral" in str(metadata.values.get("general.name", "")).lower():
-        window = None
-    else:
+    window = metadata.integer("attention.sliding_window", 0, low=0)
+    if not window and "mistral" not in str(metadata.everything.get("general.name", "")).lower():
         return {}
-    return {"architectures": [MISTRAL], "model_type": "mistral", "sliding_window": window}
+    return {"architectures": [MISTRAL], "model_type": "mistral", "sliding_window": window or None}
 
 
 def _rope(metadata: Metadata, head_dim: int, factors: Sequence[float] | None) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 10000.0)}
-    kind = metadata.get("rope.scaling.type")
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.decimal("rope.freq_base", 10000.0)}
     if factors is not None:
         return rope | _llama3(metadata.where, rope["rope_theta"], head_dim, factors)
-    if kind == "yarn":
-        original = metadata.count("rope.scaling.original_context_length")
-        yarn = {"rope_type": "yarn", "factor": metadata.number("rope.scaling.factor")}
-        for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-            if metadata.get(f"rope.scaling.{key}") is not None:
-                yarn[name] = metadata.number(f"rope.scaling.{key}")
-        return rope | yarn | {"original_max_position_embeddings": original}
-    return rope | metadata.linear_scaling()
+    if metadata.values.get("rope.scaling.type") != "yarn":
+        return rope | metadata.linear_scaling()
+    rope |= {"rope_type": "yarn", "factor": metadata.decimal("rope.scaling.factor")}
+    for name in ("beta_fast", "beta_slow"):
+        if (key := f"rope.scaling.yarn_{name}") in metadata:
+            rope[name] = metadata.decimal(key)
+    return rope | {"original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length")}
 
 
 def _llama3(where: str, theta: float, head_dim: int, factors: Sequence[float]) -> dict[str, Any]:
@@ -188,14 +170,19 @@ def llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
 
 def huggingface_name(name: str, layers: int, where: str, architecture: str = "") -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
-    stem, _, kind = name.rpartition(".")
-    if architecture in GEMMA and (own := gemma_name(name, layers)) is not None:
-        return own
-    if architecture in QWEN3_5 and (own := qwen3_5_name(name, layers)) is not None:
-        return own
-    if stem in TOP_NAMES and kind == "weight":
-        return f"{TOP_NAMES[stem]}.weight"
-    match = LAYER.fullmatch(name)
-    if match is None or match[2] not in LAYER_NAMES or int(match[1]) >= layers or architecture in QWEN3_5:
+    top, parts = TOP_NAMES, LAYER_NAMES
+    if architecture in GEMMA:
+        top, parts = top | GEMMA_TOP_NAMES, parts | GEMMA_LAYER_NAMES
+    elif architecture in QWEN3_5:
+        shared = {part: own for part, own in parts.items() if part.endswith(".weight") and part != "ffn_norm.weight"}
+        parts = shared | QWEN3_5_LAYER_NAMES
+    match = BLOCK.fullmatch(name)
+    if match is None:
+        found = top.get(name)
+    elif (index := int(match[1])) < layers:
+        found = f"model.layers.{index}.{parts[match[2]]}" if match[2] in parts else None
+    else:
+        found = head_name(index - layers, match[2], parts) if architecture in QWEN3_5 else None
+    if found is None:
         raise ForerunError(f"{where}: tensor {name[:80]!r} belongs to no model that is read here")
-    return f"model.layers.{int(match[1])}.{LAYER_NAMES[match[2]]}.{match[3]}"
+    return found

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.progress import NullProgress, Progress
-from forerun.weights.folder import flush, write_json
-from forerun.weights.gguf_config import config_from, generation_config_from
+from forerun.weights.folder import new_folder, write_json
+from forerun.weights.gguf_config import config_from
 from forerun.weights.gguf_gemma import ASSISTANT
 from forerun.weights.gguf_header import read_header
-from forerun.weights.gguf_qwen_tokens import ends_of_text
 from forerun.weights.gguf_tensors import converted_bytes, read_rope_factors, write_tensors
-from forerun.weights.gguf_tokenizer import write_tokenizer
+from forerun.weights.gguf_tokenizer import generation_config, write_tokenizer
 
 FORMAT = 4  # raise it when the conversion changes, and every cached folder is made again
 MANIFEST = "forerun.json"
@@ -55,40 +52,29 @@ def _convert_once(file: Path, folder: Path, progress: Progress) -> Path:
             return folder
         for leftover in folder.parent.glob(f".{folder.name}.*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
+        with new_folder(folder) as work:
             _write(file, work, progress)
             if folder.name != _cache_name(file):
                 raise ForerunError(f"{file} changed while it was being converted; try again")
             if folder.exists():  # present but not complete: files were removed or cut short
                 shutil.rmtree(folder)
-            os.rename(work, folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
     _remove_older(file, folder)
     return folder
 
 
 def _write(file: Path, work: Path, progress: Progress) -> None:
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise ForerunError("GGUF files need the gguf package: pip install gguf") from error
     header = read_header(file)
     config = config_from(header, str(file), read_rope_factors(header, file))
     _check_room(work, converted_bytes(header), file)
-    generation, architecture = generation_config_from(header), str(header.metadata["general.architecture"])
-    if architecture != ASSISTANT:  # which only sees its target's tokens
+    tokenizer = None
+    if header.metadata["general.architecture"] != ASSISTANT:  # which only sees its target's tokens
         tokenizer = write_tokenizer(header, file, work, config["vocab_size"])
-        generation["eos_token_id"] = sorted({*generation["eos_token_id"], *ends_of_text(architecture, tokenizer)})
     write_tensors(header, file, work, config, progress)
     write_json(work / "config.json", config)
-    write_json(work / "generation_config.json", generation)
+    write_json(work / "generation_config.json", generation_config(header, tokenizer))
     files = {path.name: path.stat().st_size for path in sorted(work.iterdir())}
     source = {"source": file.name, "path": str(file.absolute())}
     write_json(work / MANIFEST, {"format": FORMAT, **source, "files": files})
-    for path in work.iterdir():
-        flush(path)
 
 
 def _cache_name(file: Path) -> str:

@@ -1,53 +1,37 @@
-"""Typed access to the metadata of a GGUF file."""
+"""What the header of a GGUF file says about its model: typed access to metadata, and the shapes of its tensors."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from forerun.errors import ForerunError
-from forerun.weights.gguf_header import Value
+from forerun.weights.config_reader import ConfigReader
+from forerun.weights.gguf_header import GgufHeader
 
 
-class Metadata:
-    """Typed access to `<architecture>.<key>`, with errors that name the key."""
+class Metadata(ConfigReader):
+    """The keys that begin with the name of the file's architecture and a dot, called by what follows."""
 
-    def __init__(self, values: dict[str, Value], where: str) -> None:
-        self.values = values
-        self.where = where
-        self.architecture = str(values.get("general.architecture", ""))
+    def __init__(self, header: GgufHeader, where: str) -> None:
+        """`where` names the file in messages."""
+        self.everything = header.metadata
+        self.shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+        self.architecture = str(self.everything.get("general.architecture", ""))
+        own = f"{self.architecture}."
+        values = {key.removeprefix(own): value for key, value in self.everything.items() if key.startswith(own)}
+        super().__init__(values, where, f"metadata {own}")
 
-    def get(self, key: str) -> Value | None:
-        return self.values.get(f"{self.architecture}.{key}")
+    def decimal(self, key: str, default: float | None = None) -> float:
+        """As `number`, as it was before it was rounded to 32 bits."""
+        return decimal(self.number(key, default))
 
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-            raise self.senseless(key)
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise self.senseless(key)
-        return decimal(value)
-
-    def senseless(self, key: str) -> ForerunError:
-        """The error about a key's value."""
-        found = repr(self.get(key))[:40]
-        return ForerunError(f"{self.where}: metadata {self.architecture}.{key} is missing or senseless ({found})")
-
-    def counts(self, key: str, layers: int, default: int | None = None) -> list[int]:
+    def counts(self, key: str, layers: int) -> list[int]:
         """Of every layer: one number for all, or a list."""
-        value = self.get(key)
+        value = self.values.get(key)
         if not isinstance(value, tuple):
-            return [self.count(key, default)] * layers
+            return [self.integer(key)] * layers
         if len(value) != layers or not all(isinstance(one, int) and 0 < one < 2**31 for one in value):
-            raise ForerunError(f"{self.where}: metadata {self.architecture}.{key} must have {layers} counts")
+            raise ForerunError(f"{self.name(key)} must have {layers} counts")
         return [int(one) for one in value]
 
     def linear_scaling(self) -> dict[str, Any]:
@@ -55,20 +39,34 @@ class Metadata:
 
         llama.cpp takes a factor for that where no type is named.
         """
-        kind, key = self.get("rope.scaling.type"), "rope.scaling.factor"
+        kind, key = self.values.get("rope.scaling.type"), "rope.scaling.factor"
         if kind not in (None, "none", "linear"):
             raise ForerunError(f"{self.where}: rope scaling {str(kind)[:40]!r} is not read")
-        if kind == "none" or (kind is None and self.get(key) is None):
+        if kind == "none" or (kind is None and key not in self):
             return {}
-        return {"rope_type": "linear", "factor": self.number(key)}
+        return {"rope_type": "linear", "factor": self.decimal(key)}
 
-    def special_tokens(self) -> dict[str, int | None]:
-        """Ids of the tokens that begin, end and fill up a text, as config.json has them."""
-        names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
-        return {name: self.token(own) for name, own in names.items()}
+    def common_config(self) -> dict[str, Any]:
+        """What config.json says in the same words in every family."""
+        embedding = self.shapes.get("token_embd.weight", ())
+        if len(embedding) != 2:
+            raise ForerunError(f"{self.where}: tensor token_embd.weight is missing or has the shape {embedding}")
+        return {
+            "vocab_size": embedding[0],
+            "hidden_size": self.integer("embedding_length"),
+            "num_hidden_layers": self.integer("block_count"),
+            "num_attention_heads": self.integer("attention.head_count"),
+            "max_position_embeddings": self.integer("context_length"),
+            "rms_norm_eps": self.decimal("attention.layer_norm_rms_epsilon"),
+            "tie_word_embeddings": "output.weight" not in self.shapes,
+            "bos_token_id": self.token("bos"),
+            "eos_token_id": self.token("eos"),
+            "pad_token_id": self.token("padding"),
+        }
 
-    def token(self, key: str) -> int | None:
-        value = self.values.get(f"tokenizer.ggml.{key}")
+    def token(self, name: str) -> int | None:
+        """The id of a token with a meaning: "bos", "eos", ..."""
+        value = self.everything.get(f"tokenizer.ggml.{name}_token_id")
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

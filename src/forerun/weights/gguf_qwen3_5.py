@@ -29,15 +29,8 @@ SPARSE = "qwen35moe"
 QWEN3_5 = {"qwen35": "Qwen3_5ForCausalLM", SPARSE: "Qwen3_5MoeForCausalLM"}
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
 INTERVAL = 4  # every so many layers one has attention, when a file does not say
-LAYER_NAMES = {
-    "attn_norm.weight": "input_layernorm.weight",
+LAYER_NAMES = {  # that other families lack, or call otherwise
     "post_attention_norm.weight": "post_attention_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "attn_q_norm.weight": "self_attn.q_norm.weight",
-    "attn_k_norm.weight": "self_attn.k_norm.weight",
     "attn_qkv.weight": "linear_attn.in_proj_qkv.weight",
     "attn_gate.weight": "linear_attn.in_proj_z.weight",
     "ssm_alpha.weight": "linear_attn.in_proj_a.weight",
@@ -47,9 +40,6 @@ LAYER_NAMES = {
     "ssm_dt.bias": "linear_attn.dt_bias",
     "ssm_norm.weight": "linear_attn.norm.weight",
     "ssm_out.weight": "linear_attn.out_proj.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
     "ffn_gate_inp.weight": "mlp.gate.weight",
     "ffn_gate_exps.weight": "mlp.experts.gate_proj",
     "ffn_up_exps.weight": "mlp.experts.up_proj",
@@ -73,53 +63,38 @@ HEAD_NAMES = {
 BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
 
 
-def qwen3_5_name(name: str, layers: int) -> str | None:
-    """Hugging Face's name of a tensor of a layer, or of the MTP head behind the layers."""
-    match = BLOCK.fullmatch(name)
-    if match is None:
-        return None
-    index, part = int(match[1]), match[2]
-    if index < layers:
-        return f"model.layers.{index}.{LAYER_NAMES[part]}" if part in LAYER_NAMES else None
-    if part in LAYER_NAMES:
-        return f"mtp.layers.{index - layers}.{LAYER_NAMES[part]}"
-    return HEAD_NAMES.get(part) if index == layers else f"mtp.layers.{index - layers}.{part}"
+def head_name(block: int, part: str, layer_names: Mapping[str, str]) -> str | None:
+    """Hugging Face's name of a tensor of the MTP head; `block` counts from the first behind the layers."""
+    if part in layer_names:
+        return f"mtp.layers.{block}.{layer_names[part]}"
+    return f"mtp.layers.{block}.{part}" if block else HEAD_NAMES.get(part)
 
 
-def qwen3_5_config(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rope: dict[str, Any]) -> dict[str, Any]:
+def qwen3_5_config(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
     """The config.json of a Qwen3.5 file; `rope` has the base and the scaling of its angles."""
-    _refuse_ollama(metadata, shapes)
-    layers, heads = _blocks(metadata, shapes)
-    values = metadata.count("ssm.time_step_rank")
-    config: dict[str, Any] = {
-        "architectures": [QWEN3_5[metadata.architecture]],
+    _refuse_ollama(metadata)
+    layers, heads = _blocks(metadata)
+    values = metadata.integer("ssm.time_step_rank")
+    config = metadata.common_config() | {
         "model_type": "qwen3_5_moe_text" if metadata.architecture == SPARSE else "qwen3_5_text",
-        "vocab_size": shapes["token_embd.weight"][0],
-        "hidden_size": metadata.count("embedding_length"),
         "num_hidden_layers": layers,
-        "layer_types": _layer_kinds(metadata, shapes, layers),
-        "num_attention_heads": metadata.count("attention.head_count"),
-        "num_key_value_heads": metadata.count("attention.head_count_kv"),
-        "head_dim": metadata.count("attention.key_length"),
+        "layer_types": _layer_kinds(metadata, layers),
+        "num_key_value_heads": metadata.integer("attention.head_count_kv"),
+        "head_dim": metadata.integer("attention.key_length"),
         "hidden_act": "silu",
         "attention_bias": False,
-        "max_position_embeddings": metadata.count("context_length"),
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
-        "linear_conv_kernel_dim": metadata.count("ssm.conv_kernel"),
-        "linear_num_key_heads": metadata.count("ssm.group_count"),
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+        "linear_num_key_heads": metadata.integer("ssm.group_count"),
         "linear_num_value_heads": values,
-        "linear_key_head_dim": metadata.count("ssm.state_size"),
-        "linear_value_head_dim": metadata.count("ssm.inner_size") // values,
+        "linear_key_head_dim": metadata.integer("ssm.state_size"),
+        "linear_value_head_dim": metadata.integer("ssm.inner_size") // values,
         "rope_parameters": rope | _rotation(metadata),
-        "tie_word_embeddings": "output.weight" not in shapes,
         "mtp_num_hidden_layers": heads,
-        "mtp_use_dedicated_embeddings": any(f"blk.{layers}.{name}" in shapes for name in OWN_VOCABULARY),
-        **metadata.special_tokens(),
+        "mtp_use_dedicated_embeddings": any(f"blk.{layers}.{name}" in metadata.shapes for name in OWN_VOCABULARY),
     }
     for whole, part in (("ssm.inner_size", values), ("ssm.time_step_rank", config["linear_num_key_heads"])):
-        if metadata.count(whole) % part:
-            key = f"{metadata.architecture}.{whole}"
-            raise ForerunError(f"{metadata.where}: metadata {key} is {metadata.get(whole)}, no multiple of {part}")
+        if (found := metadata.integer(whole)) % part:
+            raise ForerunError(f"{metadata.name(whole)} is {found}, no multiple of {part}")
     return config | _networks(metadata)
 
 
@@ -162,9 +137,9 @@ def _grouped(
     return tensor.index_select(axis, torch.cat([torch.arange(behind), behind + heads]))
 
 
-def _refuse_ollama(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    keys = [key for key in ("ssm.v_head_reordered", "rope.mrope_interleaved") if metadata.get(key) is not None]
-    names = [name for name in shapes if name.startswith(("v.", "mm.", "mtp.")) or name.endswith(".ssm_dt")]
+def _refuse_ollama(metadata: Metadata) -> None:
+    keys = [key for key in ("ssm.v_head_reordered", "rope.mrope_interleaved") if key in metadata]
+    names = [name for name in metadata.shapes if name.startswith(("v.", "mm.", "mtp.")) or name.endswith(".ssm_dt")]
     if keys or names:
         raise ForerunError(
             f"{metadata.where}: Qwen3.5 as Ollama writes it is not read ({(keys + names)[0][:80]}); "
@@ -172,16 +147,15 @@ def _refuse_ollama(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) ->
         )
 
 
-def _blocks(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+def _blocks(metadata: Metadata) -> tuple[int, int]:
     """How many layers there are, and how many blocks of an MTP head: every tensor must agree."""
-    where, key = metadata.where, f"{metadata.architecture}.nextn_predict_layers"
-    blocks = metadata.count("block_count")
-    heads = metadata.count("nextn_predict_layers") if metadata.get("nextn_predict_layers") else 0
+    where, key = metadata.where, "nextn_predict_layers"
+    blocks, heads = metadata.integer("block_count"), metadata.integer(key, 0, low=0)
     layers = blocks - heads
     if layers < 1:
-        raise ForerunError(f"{where}: metadata {key} is {heads}, but there are only {blocks} blocks")
+        raise ForerunError(f"{metadata.name(key)} is {heads}, but there are only {blocks} blocks")
     parts: dict[int, set[str]] = {}
-    for name in shapes:
+    for name in metadata.shapes:
         if match := BLOCK.fullmatch(name):
             parts.setdefault(int(match[1]), set()).add(match[2])
     if heads and parts.keys() and not any(index < layers for index in parts):
@@ -193,42 +167,47 @@ def _blocks(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> tuple[
             raise ForerunError(f"{where}: tensors of block {index}, but metadata tells of {blocks} blocks")
         if (index == layers and JOIN not in found) or (index < layers and JOIN in found):
             raise ForerunError(
-                f"{where}: metadata {key} is {heads} of {blocks} blocks, "
+                f"{metadata.name(key)} is {heads} of {blocks} blocks, "
                 f"but block {index} has {'no' if index == layers else 'a'} tensor {JOIN}"
             )
     return layers, heads
 
 
-def _layer_kinds(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], layers: int) -> list[str]:
+def _layer_kinds(metadata: Metadata, layers: int) -> list[str]:
     """As metadata says, and as the tensors show."""
-    where, listed = metadata.where, metadata.get("attention.recurrent_layers")
+    key = "attention.recurrent_layers"
+    listed = metadata.values.get(key)
     if isinstance(listed, tuple):
         if len(listed) < layers:
-            key = f"{metadata.architecture}.attention.recurrent_layers"
-            raise ForerunError(f"{where}: metadata {key} tells of {len(listed)} layers, there are {layers}")
+            raise ForerunError(f"{metadata.name(key)} tells of {len(listed)} layers, there are {layers}")
         kinds = [RECURRENT if one else ATTENTION for one in listed[:layers]]
     else:
-        interval = metadata.count("full_attention_interval", INTERVAL)
+        interval = metadata.integer("full_attention_interval", INTERVAL)
         kinds = [RECURRENT if (layer + 1) % interval else ATTENTION for layer in range(layers)]
     signs = {RECURRENT: "ssm_a", ATTENTION: "attn_q.weight"}
     for layer, stated in enumerate(kinds):
-        found = [kind for kind, part in signs.items() if f"blk.{layer}.{part}" in shapes]
+        found = [kind for kind, part in signs.items() if f"blk.{layer}.{part}" in metadata.shapes]
         if found != [stated]:
             shown = " and ".join(found) or "neither kind"
-            raise ForerunError(f"{where}: metadata calls layer {layer} {stated}, its tensors are those of {shown}")
+            raise ForerunError(
+                f"{metadata.where}: metadata calls layer {layer} {stated}, its tensors are those of {shown}"
+            )
     return kinds
 
 
 def _rotation(metadata: Metadata) -> dict[str, Any]:
     """How much of a head is rotated, and which pairs of columns turn with time, height and width."""
-    size, turned = metadata.count("attention.key_length"), metadata.count("rope.dimension_count")
-    listed = metadata.get("rope.dimension_sections")
+    size, turned = metadata.integer("attention.key_length"), metadata.integer("rope.dimension_count")
+    listed = metadata.values.get("rope.dimension_sections")
     sections = [each for each in listed if isinstance(each, int)] if isinstance(listed, tuple) else []
-    if int(size * (turned / size)) != turned or turned > size or metadata.count("attention.value_length", size) != size:
+    if (
+        int(size * (turned / size)) != turned
+        or turned > size
+        or metadata.integer("attention.value_length", size) != size
+    ):
         raise ForerunError(f"{metadata.where}: heads of {size} columns, {turned} of them rotated, are not read")
     if len(sections) != 4 or sections[3] or min(sections[:3]) < 1:
-        key = f"{metadata.architecture}.rope.dimension_sections"
-        raise ForerunError(f"{metadata.where}: metadata {key} must be three numbers and a zero, not {str(listed)[:60]}")
+        raise metadata.wrong("rope.dimension_sections", "three numbers and a zero")
     return {
         "partial_rotary_factor": turned / size,
         "mrope_section": sections[:3],
@@ -238,10 +217,10 @@ def _rotation(metadata: Metadata) -> dict[str, Any]:
 
 def _networks(metadata: Metadata) -> dict[str, Any]:
     if metadata.architecture != SPARSE:
-        return {"intermediate_size": metadata.count("feed_forward_length")}
+        return {"intermediate_size": metadata.integer("feed_forward_length")}
     return {
-        "num_experts": metadata.count("expert_count"),
-        "num_experts_per_tok": metadata.count("expert_used_count"),
-        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": metadata.count("expert_shared_feed_forward_length"),
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length"),
     }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
 from forerun.progress import Progress
-from forerun.weights.folder import INDEX, SINGLE, save_tensors
+from forerun.weights.folder import save_in_files
 from forerun.weights.gguf_config import ROPE_FACTORS, huggingface_name
 from forerun.weights.gguf_gemma import SHIFTED_NORMS, UNREAD
 from forerun.weights.gguf_header import GgufHeader, GgufTensor
@@ -20,71 +20,43 @@ if TYPE_CHECKING:
     import torch
 
 UNUSED = (ROPE_FACTORS, *UNREAD)  # tensors that are not written
-SHARD_BYTES = 2 * 2**30
 PIECE_VALUES = 2**24  # values dequantised at a time, so that a large embedding does not need its size twice
 FLOAT16_LARGEST = 65504.0
 
 
 def write_tensors(header: GgufHeader, source: Path, folder: Path, config: dict[str, Any], progress: Progress) -> None:
     """Writes every tensor of the file (but the rope factors, which the config states) into `folder`."""
-    import numpy as np
-
     text = config.get("text_config", config)  # nested in those of assistants
     layers, architecture = text["num_hidden_layers"], str(header.metadata["general.architecture"])
-    names = {
-        tensor.name: huggingface_name(tensor.name, layers, str(source), architecture)
-        for tensor in header.tensors
-        if tensor.name not in UNUSED
-    }
-    shards = _split(header)
-    data = np.memmap(source, dtype=np.uint8, mode="r")
-    weight_map: dict[str, str] = {}
-    with progress.task("converting GGUF", total=sum(tensor.size for tensor in header.tensors)) as task:
-        for index, shard in enumerate(shards, 1):
-            file = SINGLE if len(shards) == 1 else f"model-{index:05d}-of-{len(shards):05d}.safetensors"
-            tensors = {}
-            for tensor in shard:
-                values = _read(data, tensor, source)
-                tensors[names[tensor.name]] = _rows_in_order(values, tensor.name, architecture, config, str(source))
-                task.advance(tensor.size)
-            save_tensors(tensors, folder / file)
-            weight_map |= dict.fromkeys(tensors, file)
-    if len(shards) > 1:
-        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1))
+    kept = [tensor for tensor in header.tensors if tensor.name not in UNUSED]
+    names = [huggingface_name(tensor.name, layers, str(source), architecture) for tensor in kept]
+
+    def converted() -> Iterator[tuple[str, torch.Tensor]]:
+        for tensor, name in zip(kept, names, strict=True):
+            values = _read(_bytes(source), tensor, source)
+            yield name, _rows_in_order(values, tensor.name, architecture, config, str(source))
+            task.advance(tensor.size)
+
+    with progress.task("converting GGUF", total=sum(tensor.size for tensor in kept)) as task:
+        save_in_files(converted(), folder)
 
 
 def converted_bytes(header: GgufHeader) -> int:
     """How much room the converted tensors need, about."""
-    return sum(_converted_size(tensor) for tensor in header.tensors)
+    return sum(max(tensor.size, 2 * math.prod(tensor.shape)) for tensor in header.tensors)
 
 
 def read_rope_factors(header: GgufHeader, source: Path) -> list[float] | None:
     """The content of rope_freqs.weight, which Llama 3.1 files carry in place of their rope scaling."""
+    tensor = next((tensor for tensor in header.tensors if tensor.name == ROPE_FACTORS), None)
+    return None if tensor is None else _read(_bytes(source), tensor, source).float().flatten().tolist()
+
+
+def _bytes(source: Path) -> np.ndarray[Any, Any]:
+    """The whole file, read where it is touched."""
     import numpy as np
 
-    for tensor in header.tensors:
-        if tensor.name == ROPE_FACTORS:
-            data = np.memmap(source, dtype=np.uint8, mode="r")
-            return [float(value) for value in _read(data, tensor, source).float().flatten()]
-    return None
-
-
-def _converted_size(tensor: GgufTensor) -> int:
-    return max(tensor.size, 2 * math.prod(tensor.shape))
-
-
-def _split(header: GgufHeader) -> list[list[GgufTensor]]:
-    shards: list[list[GgufTensor]] = []
-    filled = SHARD_BYTES + 1
-    for tensor in header.tensors:
-        if tensor.name in UNUSED:
-            continue
-        if filled + _converted_size(tensor) > SHARD_BYTES:
-            shards.append([])
-            filled = 0
-        shards[-1].append(tensor)
-        filled += _converted_size(tensor)
-    return shards
+    return np.memmap(source, dtype=np.uint8, mode="r")
 
 
 def _read(data: np.ndarray[Any, Any], tensor: GgufTensor, source: Path) -> torch.Tensor:
@@ -109,17 +81,13 @@ def _values(data: np.ndarray[Any, Any], tensor: GgufTensor, source: Path) -> tor
         dtype = np.float16 if kind == GGMLQuantizationType.F16 else np.float32
         return torch.from_numpy(raw.view(dtype).reshape(tensor.shape).copy())
     blocks = raw.reshape(-1, tensor.size * tensor.shape[-1] // math.prod(tensor.shape))  # [rows, bytes of a row]
-    values = _dequantise(blocks, kind, tensor, source, np.dtype(np.float16))
-    if values is None:
-        values = _dequantise(blocks, kind, tensor, source, np.dtype(np.float32))
-    assert values is not None
-    return torch.from_numpy(values.reshape(tensor.shape))
+    return torch.from_numpy(_dequantised(blocks, kind, tensor, source, np.float16).reshape(tensor.shape))
 
 
-def _dequantise(
-    blocks: np.ndarray[Any, Any], kind: Any, tensor: GgufTensor, source: Path, dtype: np.dtype[Any]
-) -> np.ndarray[Any, Any] | None:
-    """[rows, bytes] -> [rows, values], or None when a value does not fit into float16."""
+def _dequantised(
+    blocks: np.ndarray[Any, Any], kind: Any, tensor: GgufTensor, source: Path, dtype: type[np.floating[Any]]
+) -> np.ndarray[Any, Any]:
+    """[rows, bytes] -> [rows, values], all of them in float32 when one does not fit into float16."""
     import numpy as np
     from gguf.quants import dequantize
 
@@ -135,7 +103,7 @@ def _dequantise(
                 f"{source}: tensor {tensor.name} has type {kind.name}, which gguf cannot read"
             ) from error
         if dtype == np.float16 and float(np.abs(piece).max()) > FLOAT16_LARGEST:
-            return None
+            return _dequantised(blocks, kind, tensor, source, np.float32)
         values[start : start + step] = piece
     return values
 

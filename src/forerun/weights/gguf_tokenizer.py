@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.errors import ForerunError, first_line
 from forerun.weights.gguf_header import GgufHeader
-from forerun.weights.gguf_qwen_tokens import COMPOSED
+from forerun.weights.gguf_metadata import Metadata
 from forerun.weights.tokenizer import check_template
 
 # Ways to cut text before merging (`tokenizer.ggml.pre`) that split every digit off, then work like GPT-2.
@@ -18,6 +18,11 @@ DIGIT_SPLITTERS = frozenset({"smollm", "starcoder", "refact", "codeshell", "comm
 PLAIN_SPLITTERS = frozenset({"default", "gpt-2", "gpt2"})
 # llama.cpp puts the begin token first for these when the file does not say.
 BEGIN_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
+# What files of Qwen models leave unsaid about their tokens, and Hugging Face's files of the same models say.
+QWEN = frozenset({"qwen2", "qwen3", "qwen35", "qwen35moe"})
+COMPOSED = frozenset({"qwen2", "qwen35"})  # ways to cut text whose models compose characters first
+END_OF_TEXT = "<|endoftext|>"  # ends a text as <|im_end|> ends an answer; files name only one of them
+UNUSED = 5  # a type of token
 LOADER_LEFTOVERS = ("is_local", "local_files_only", "gguf_file", "name_or_path")
 
 
@@ -34,6 +39,22 @@ def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: 
     tokenizer.save_pretrained(folder)
     _tidy(folder / "tokenizer_config.json")
     return tokenizer
+
+
+def generation_config(header: GgufHeader, tokenizer: Any | None) -> dict[str, Any]:
+    """The ids that end an answer: end of text, end of turn, end of message; and those that never come."""
+    metadata = Metadata(header, "")
+    ends = {metadata.token("eos"), metadata.token("eot"), metadata.token("eom")} - {None}
+    listed = header.metadata.get("tokenizer.ggml.suppress_tokens")
+    never = list(listed) if isinstance(listed, tuple) else []
+    if metadata.architecture in QWEN:
+        if tokenizer is not None and END_OF_TEXT in (known := tokenizer.get_added_vocab()):
+            ends.add(known[END_OF_TEXT])
+        types = header.metadata.get("tokenizer.ggml.token_type")
+        # Ids that fill the vocabulary up: Hugging Face's tokenizer does not have them, so they never come.
+        never += [token for token, kind in enumerate(types if isinstance(types, tuple) else ()) if kind == UNUSED]
+    config: dict[str, Any] = {"bos_token_id": metadata.token("bos"), "eos_token_id": sorted(ends)}
+    return config | ({"suppress_tokens": never} if never else {})
 
 
 def _load(header: GgufHeader, source: Path) -> Any:

@@ -113,9 +113,7 @@ def find_head(checkpoint: Checkpoint, folder: Path | None) -> FoundHead | None:
 
 def packaged_heads() -> list[HeadFolder]:
     """Heads that come with forerun."""
-    if not PACKAGED.is_dir():
-        return []
-    return [read_head(folder) for folder in sorted(PACKAGED.iterdir()) if (folder / "config.json").is_file()]
+    return [read_head(file.parent) for file in sorted(PACKAGED.glob("*/config.json"))]
 
 
 def _match(head: HeadFolder, own: str) -> FoundHead:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,28 +42,22 @@ def from_hub(model: str, progress: Progress, offline: bool) -> Path:
             "offline mode (HF_HUB_OFFLINE) keeps it from being downloaded"
         )
     # One commit for both steps, even when the repository changes in between.
-    folder = _download(hub_id, revision, allow_patterns=SMALL_FILES)
+    folder = Path(_explained(hub_id, revision, SMALL_FILES))
+    commit = folder.name
     read_config(folder)
-    with progress.task(f"downloading {model}", total=_bytes_to_fetch(hub_id, folder.name)) as task:
-        folder = _download(hub_id, folder.name, allow_patterns=ALL_FILES, tqdm_class=_bars(task))
+    planned = _explained(hub_id, commit, ALL_FILES, dry_run=True)
+    needed = sum(file.file_size for file in planned if file.will_download) or None
+    with progress.task(f"downloading {model}", total=needed) as task:
+        folder = Path(_explained(hub_id, commit, ALL_FILES, tqdm_class=_bars(task)))
     weight_files(folder)
     return folder
 
 
 def _cached(hub_id: str, revision: str | None) -> Path | None:
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(
-            snapshot_download(
-                hub_id,
-                revision=revision,
-                local_files_only=True,
-                allow_patterns=ALL_FILES,
-                ignore_patterns=SKIPPED_FILES,
-            )
-        )
+        folder = Path(_snapshot(hub_id, revision, ALL_FILES, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         return None
     if not (folder / "config.json").is_file():
@@ -77,41 +70,19 @@ def _cached(hub_id: str, revision: str | None) -> Path | None:
     return folder
 
 
-def _download(hub_id: str, revision: str | None, **options: Any) -> Path:
+def _snapshot(hub_id: str, revision: str | None, files: list[str], **options: Any) -> Any:
     from huggingface_hub import snapshot_download
 
     options.setdefault("tqdm_class", _bars(None))
-    return Path(
-        _explained(
-            hub_id,
-            lambda: snapshot_download(hub_id, revision=revision, ignore_patterns=SKIPPED_FILES, **options),
-        )
-    )
+    return snapshot_download(hub_id, revision=revision, allow_patterns=files, ignore_patterns=SKIPPED_FILES, **options)
 
 
-def _bytes_to_fetch(hub_id: str, commit: str) -> int | None:
-    from huggingface_hub import snapshot_download
-
-    found: Any = _explained(
-        hub_id,
-        lambda: snapshot_download(
-            hub_id,
-            revision=commit,
-            dry_run=True,
-            allow_patterns=ALL_FILES,
-            ignore_patterns=SKIPPED_FILES,
-            tqdm_class=_bars(None),
-        ),
-    )
-    return sum(file.file_size for file in found if file.will_download) or None
-
-
-def _explained(hub_id: str, call: Callable[[], Any]) -> Any:
-    """Runs a hub call; its many ways to fail become one line."""
+def _explained(hub_id: str, *request: Any, **options: Any) -> Any:
+    """As `_snapshot`, whose many ways to fail become one line."""
     from huggingface_hub import errors
 
     try:
-        return call()
+        return _snapshot(hub_id, *request, **options)
     except errors.GatedRepoError as error:
         advice = f"accept its terms on https://huggingface.co/{hub_id} and set HF_TOKEN"
         raise ForerunError(f"{hub_id} is open only to people who accepted its terms: {advice}") from error

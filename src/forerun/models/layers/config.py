@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Activation, AttentionSpec, DeltaLayout, HeadLayout
-from forerun.models.layers.rope import RopeConfig, read_rope
+from forerun.models.layers.rope import RopeConfig
 from forerun.weights.config_reader import ConfigReader
 
 MOST_LAYERS = 4096
@@ -42,22 +43,13 @@ class DenseConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A mixture of experts: `top` of `count`, and one that every row goes through."""
+    """A mixture of experts: `top` of `count` for each row."""
 
     count: int
     top: int
     inner: int
-    shared_inner: int
-
-
-@dataclass(frozen=True, slots=True)
-class BesideConfig:
-    """Experts beside a dense network: `top` of `count`, for rows with norms and a router of their own."""
-
-    count: int
-    top: int
-    inner: int
-    activation: Activation = "gelu_tanh"
+    shared_inner: int = 0  # of one that every row goes through, where they stand in the place of a dense network
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,7 @@ class LayerConfig:
 
     mixer: AttentionConfig | DeltaLayout
     feed_forward: DenseConfig | ExpertsConfig
-    beside: BesideConfig | None = None
+    beside: ExpertsConfig | None = None  # the dense network, for rows with norms and a router of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +133,21 @@ def layer_count(config: ConfigReader) -> int:
     return config.integer("num_hidden_layers", high=MOST_LAYERS)
 
 
-def layer_kinds(config: ConfigReader, usual: Sequence[str]) -> list[str]:
-    """With a window or without, as `layer_types` lists them; or else as is `usual`."""
+def layer_kinds(config: ConfigReader, usual: Sequence[str], other: str = SLIDING) -> list[str]:
+    """Full attention or the `other` kind, as `layer_types` lists them; or else as is `usual`."""
     kinds = config.texts("layer_types") or list(usual)
-    if len(kinds) != len(usual) or set(kinds) - {SLIDING, FULL}:
-        raise ForerunError(f"{config.name('layer_types')} must name {len(usual)} layers, each {SLIDING} or {FULL}")
+    unknown = sorted(set(kinds) - {other, FULL})
+    if unknown or len(kinds) != len(usual):
+        found = f"{unknown[0][:40]!r}" if unknown else f"{len(kinds)} of them"
+        raise ForerunError(
+            f"{config.name('layer_types')} must name {len(usual)} layers, each {other} or {FULL}, found {found}"
+        )
     return kinds
+
+
+def kinds_in_turn(config: ConfigReader, every: int, other: str = SLIDING) -> list[str]:
+    """As `layer_kinds`, where usually every so many layers one has full attention."""
+    return layer_kinds(config, [other if (i + 1) % every else FULL for i in range(layer_count(config))], other)
 
 
 def head_layout(config: ConfigReader, head_dim: int | None = None) -> HeadLayout:
@@ -161,47 +162,31 @@ def head_layout(config: ConfigReader, head_dim: int | None = None) -> HeadLayout
     return HeadLayout(heads, kv_heads, size)
 
 
-def read_context(config: ConfigReader) -> int:
-    """The most positions the model was made for."""
-    return config.integer("max_position_embeddings", high=MOST_POSITIONS)
-
-
-def read_window(config: ConfigReader) -> int:
-    """Keys that a layer with a window sees; null means that none has one, absence that they are as many as usual."""
-    default = 0 if "sliding_window" in config.values else 4096
-    return config.integer("sliding_window", default, low=0, high=MOST_POSITIONS)
-
-
 def read_eps(config: ConfigReader) -> float:
     """What norms add before they divide."""
     return config.number("rms_norm_eps", 1e-6, high=1.0)
 
 
-def attention_decoder(
-    config: ConfigReader,
-    *,
-    windows: Sequence[int],
-    head_dim: int | None = None,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    mlp_bias: bool = False,
-    head_norms: bool = False,
+def read_experts(config: ConfigReader, top: str, **more: Any) -> ExpertsConfig:
+    """A mixture of experts; `top` is the key that says how many each row goes through."""
+    count, chosen = config.integer("num_experts"), config.integer(top)
+    if chosen > count:
+        raise ForerunError(f"{config.name(top)} is {chosen}, but there are {count} experts")
+    return ExpertsConfig(count, chosen, config.integer("moe_intermediate_size"), **more)
+
+
+def decoder_config(
+    config: ConfigReader, text: ConfigReader, layers: Sequence[LayerConfig], *, tied: bool = False, **more: Any
 ) -> DecoderConfig:
-    """A decoder whose layers differ in their windows alone: what llama, mistral, qwen2 and qwen3 have in common."""
-    config.only("hidden_act", "silu")
-    layout = head_layout(config, head_dim)
-    rope = read_rope(config, layout.size)
-    feed_forward = DenseConfig(config.integer("intermediate_size"), mlp_bias)
-    mixers = {
-        window: AttentionConfig(AttentionSpec(layout, window), rope, None, qkv_bias, output_bias, head_norms)
-        for window in windows
-    }
+    """What all families say in the same words; `text` has the settings of the language model, `tied` is the usual."""
     return DecoderConfig(
         family=config.text("model_type"),
-        hidden=config.integer("hidden_size"),
-        vocab=config.integer("vocab_size"),
-        context=read_context(config),
-        eps=read_eps(config),
-        tied=config.flag("tie_word_embeddings", False),
-        layers=tuple(LayerConfig(mixers[window], feed_forward) for window in windows),
+        hidden=text.integer("hidden_size"),
+        vocab=text.integer("vocab_size"),
+        context=text.integer("max_position_embeddings", high=MOST_POSITIONS),
+        eps=read_eps(text),
+        # The output matrix is at the root of a checkpoint, so the root of the config has the first word.
+        tied=config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", tied)),
+        layers=tuple(layers),
+        **more,
     )

@@ -14,8 +14,7 @@ from forerun.kernels.matrix import Matrix, Rounded, Weight
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.layer import Layer, norms_after
 from forerun.models.layers.loader import Loader, refuse_mlx, rounded
-from forerun.models.layers.mtp import MtpHead
-from forerun.models.layers.native import native_head
+from forerun.models.layers.mtp import MtpHead, native_head
 from forerun.models.layers.rope import RopeTables
 from forerun.models.layers.rows import Output, Pass
 from forerun.progress import Progress

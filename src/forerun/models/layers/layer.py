@@ -15,8 +15,25 @@ from forerun.models.layers.rows import Pass
 
 
 @dataclass(slots=True)
+class PerLayerInputs:
+    """Every layer gets a small input of its own, from the token and from its embedding: the weights of all of them."""
+
+    table: Tensor  # [vocabulary, layers · size], by token
+    table_scale: float
+    project: Matrix  # [layers · size, hidden], from the embedding
+    norm: Tensor  # [size]
+    eps: float
+
+    def forward(self, kernels: Kernels, tokens: Tensor, x: Tensor, prefill: bool) -> Tensor:
+        """[rows, layers, size] for tokens [rows] with embeddings x [rows, hidden]."""
+        seen, scale = kernels.linear(x, self.project, prefill), x.shape[1] ** -0.5
+        own = kernels.layer_inputs(seen, scale, self.norm, self.eps, tokens, self.table, self.table_scale)
+        return own.view(len(tokens), -1, len(self.norm))
+
+
+@dataclass(slots=True)
 class PerLayerGate:
-    """Lets a layer's own input, see `layers/per_layer.py`, through a gate into the rows."""
+    """Lets a layer's own input through a gate into the rows."""
 
     gate: Matrix  # [size, hidden]
     project: Matrix  # [hidden, size]

@@ -12,7 +12,6 @@ from forerun.kernels.interface import Decay, DeltaLayout, Expert, HeadNorms, Ker
 from forerun.kernels.matrix import Matrix, Weight, join
 from forerun.models.layers.config import (
     AttentionConfig,
-    BesideConfig,
     DecoderConfig,
     DenseConfig,
     ExpertsConfig,
@@ -20,9 +19,8 @@ from forerun.models.layers.config import (
     PerLayerConfig,
 )
 from forerun.models.layers.feed_forward import Beside, Dense, FeedForward, Sparse
-from forerun.models.layers.layer import Layer, PerLayerGate
+from forerun.models.layers.layer import Layer, PerLayerGate, PerLayerInputs
 from forerun.models.layers.mixers import AttentionMixer, DeltaMixer
-from forerun.models.layers.per_layer import PerLayerInputs
 from forerun.models.layers.rope import RopeTables
 from forerun.weights.checkpoint import Checkpoint
 
@@ -162,7 +160,7 @@ class Loader:
             shared_gate=self.exact(prefix + "shared_expert_gate.weight", 1, self.config.hidden),
         )
 
-    def _beside(self, prefix: str, config: BesideConfig) -> Beside:
+    def _beside(self, prefix: str, config: ExpertsConfig) -> Beside:
         hidden, count = self.config.hidden, config.count
 
         def norm(name: str) -> Tensor:
@@ -207,7 +205,7 @@ class Loader:
             self._fused(prefix, {"down_proj": hidden}, inner, bias),
         )
 
-    def _experts(self, prefix: str, config: ExpertsConfig | BesideConfig) -> list[Expert]:
+    def _experts(self, prefix: str, config: ExpertsConfig) -> list[Expert]:
         """Stored one by one, or all in one tensor, gates apart in some files."""
         if self.checkpoint.has(prefix + "0.gate_proj.weight"):
             return [self._network(f"{prefix}{number}.", config.inner) for number in range(config.count)]
