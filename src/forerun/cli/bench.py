@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.bench_server import bench_server, refuse_with_url
-from forerun.cli.load_flags import LoadOptions, with_load_flags
-from forerun.cli.options import OUTPUT_PANEL, ModelName, Quiet
+from forerun.cli.bench_server import bench_server
+from forerun.cli.flags import OUTPUT_PANEL, LoadOptions, ModelName, Quiet, with_flags
 from forerun.cli.tables import output_console
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
@@ -29,7 +28,7 @@ class Against(StrEnum):
     llama_cpp = "llama.cpp"
 
 
-@with_load_flags
+@with_flags("loading", LoadOptions)
 def bench(
     *,
     model: ModelName = "smollm2",
@@ -82,12 +81,9 @@ def bench(
         if not 0 <= value < float("inf"):
             raise ForerunError(f"--temperature {value}: give 0 or more")
     if url is not None:
-        refuse_with_url(
-            model=model != "smollm2",
-            against=bool(against),
-            plot=plot is not None,
-            **loading.changed(),
-        )
+        others = {"--model": model != "smollm2", "--against": bool(against), "--plot": plot is not None}
+        for flag in [*(name for name, given in others.items() if given), *loading.given()]:
+            raise ForerunError(f"{flag} has no meaning with --url, where the server has its own model: drop it")
         bench_server(*(url, api_key, clients, workload or [], temperatures), full=full, as_json=as_json, quiet=quiet)
         return
     if clients != CLIENTS:

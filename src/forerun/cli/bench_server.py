@@ -9,7 +9,6 @@ from typing import Any
 
 from forerun.cli.tables import output_console
 from forerun.cli.terminal_progress import terminal_progress
-from forerun.errors import ForerunError
 
 
 def bench_server(
@@ -44,14 +43,6 @@ def bench_server(
         print(json.dumps(to_data(cells)), flush=True)
         return
     print_load(cells, output_console())
-
-
-def refuse_with_url(**given: bool) -> None:
-    """Flags that would be ignored are errors."""
-    for name, is_given in given.items():
-        if is_given:
-            flag = "--" + name.replace("_", "-")
-            raise ForerunError(f"{flag} has no meaning with --url, where the server has its own model: drop it")
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:

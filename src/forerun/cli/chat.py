@@ -14,9 +14,16 @@ from forerun.cli.chat_loop import ChatLoop, Read
 from forerun.cli.chat_media import check_files
 from forerun.cli.chat_session import Session
 from forerun.cli.chat_talkers import LocalTalker, Talker
+from forerun.cli.flags import (
+    MODEL_PANEL,
+    OUTPUT_PANEL,
+    LoadOptions,
+    OptionalModelArgument,
+    Quiet,
+    require_positive,
+    with_flags,
+)
 from forerun.cli.generation_flags import with_generation_flags
-from forerun.cli.load_flags import LoadOptions, with_load_flags
-from forerun.cli.options import MODEL_PANEL, OUTPUT_PANEL, Quiet
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
 from forerun.options import GenerationOptions
@@ -26,13 +33,10 @@ HISTORY_LINES = 1000
 
 
 @with_generation_flags
-@with_load_flags
+@with_flags("loading", LoadOptions)
 def chat(
     *,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name; default: smollm2."),
-    ] = None,
+    name: OptionalModelArgument = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="The same, as a flag.", rich_help_panel=MODEL_PANEL)
     ] = None,
@@ -61,6 +65,7 @@ def chat(
     if options.raw:
         raise ForerunError("--raw uses no chat template, and a chat needs one: use forerun generate --raw")
     loading.check()
+    require_positive("--max-tokens", options.max_tokens)
     options.sampling()  # a typing mistake should not cost a model load
     check_files(options)
     # Flags that were not given come as empty lists; None is what the library calls that.
@@ -86,10 +91,9 @@ def _engine(model: str, loading: LoadOptions, quiet: bool) -> Talker:
 
 
 def _server(url: str, api_key: str | None, model: str | None, loading: LoadOptions) -> Talker:
-    given = [flag for flag, is_given in loading.changed().items() if is_given]
-    if model is not None or given:
-        what = "a model" if model is not None else "--" + given[0].replace("_", "-")
-        raise ForerunError(f"--url: the server has its model already: drop {what}")
+    given = ["a model"] if model is not None else loading.given()
+    if given:
+        raise ForerunError(f"--url: the server has its model already: drop {given[0]}")
     from forerun.cli.chat_remote import RemoteTalker
 
     return RemoteTalker(url, api_key)

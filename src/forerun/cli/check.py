@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from forerun.cli.byte_sizes import readable_bytes
-from forerun.cli.options import (
-    AsJson,
-    Device,
-    Dtype,
-    MaxContext,
-    Precision,
-    Quantization,
-    Quantize,
-    Quiet,
-    require_positive,
-)
+from forerun.cli.flags import AsJson, ModelArgument, ModelOptions, Quiet, with_flags
 from forerun.cli.tables import output_console, print_table, unnamed_columns
 from forerun.cli.terminal_progress import terminal_progress
 
@@ -29,27 +17,13 @@ if TYPE_CHECKING:
     from forerun.inspection import CheckReport
 
 
-def check(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name.")],
-    device: Device = "auto",
-    dtype: Dtype = Precision.auto,
-    quantize: Quantize = Quantization.auto,
-    max_context: MaxContext = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
+@with_flags("loading", ModelOptions)
+def check(*, model: ModelArgument, loading: ModelOptions, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Inspect a model: its size, the memory plan, and the exactness probe."""
-    require_positive("--max-context", max_context)
+    loading.check()
     import forerun
 
-    report = forerun.inspect_model(
-        model,
-        device=device,
-        dtype=dtype.value,
-        quantize=quantize.value,
-        max_context=max_context,
-        progress=terminal_progress(quiet),
-    )
+    report = forerun.inspect_model(model, progress=terminal_progress(quiet), **loading.arguments())
     if as_json:
         print(json.dumps(report_to_dict(report), ensure_ascii=False), flush=True)
     else:

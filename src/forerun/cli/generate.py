@@ -12,9 +12,8 @@ import typer
 
 from forerun.cli.chat_media import check_files
 from forerun.cli.explanation import print_explanation
+from forerun.cli.flags import OUTPUT_PANEL, AsJson, LoadOptions, ModelName, Quiet, require_positive, with_flags
 from forerun.cli.generation_flags import with_generation_flags
-from forerun.cli.load_flags import LoadOptions, with_load_flags
-from forerun.cli.options import OUTPUT_PANEL, AsJson, ModelName, Quiet
 from forerun.cli.prompt import read_prompt
 from forerun.cli.statistics_line import statistics_line
 from forerun.cli.terminal_progress import terminal_progress
@@ -33,7 +32,7 @@ JSON_KEYS = (
 
 
 @with_generation_flags
-@with_load_flags
+@with_flags("loading", LoadOptions)
 def generate(
     *,
     model: ModelName = "smollm2",
@@ -56,6 +55,7 @@ def generate(
     """Answer a prompt: the text streams to stdout, one line about it goes to stderr."""
     _refuse_contradictions(options, loading)
     loading.check()
+    require_positive("--max-tokens", options.max_tokens)
     text = read_prompt(prompt, prompt_file)
     _check_sampling(options)
     check_files(options)

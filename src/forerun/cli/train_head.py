@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import MODEL_PANEL, Quiet, require_positive
+from forerun.cli.flags import MODEL_PANEL, ModelArgument, Quiet, require_positive
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
 
@@ -19,7 +19,7 @@ SEEDS = 2**32
 
 
 def train_head(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name.")],
+    model: ModelArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the head to.")],
     prompts: Annotated[
         list[Path] | None,
