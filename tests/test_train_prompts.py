@@ -20,6 +20,7 @@ from forerun.train.prompts import documents
 from forerun.train.prompts.files import read_prompts
 from forerun.train.prompts.mixture import SHARES, WRITERS, Corpus, built_in_prompts, next_turns
 from forerun.train.prompts.overlap import Overlap
+from forerun.train.prompts.phrases import Phrases
 from forerun.train.prompts.prompt import text_of
 from forerun.train.prompts.questions import EVERYDAY, WIDE, read_evaluation
 from forerun.train.prompts.survey import kind_of, survey
@@ -228,3 +229,23 @@ def test_every_kind_of_prompt_has_thousands_of_forms_and_no_blanks(kind: str) ->
 def test_the_mixture_adds_up_and_half_of_the_answers_are_greedy_by_default() -> None:
     assert sum(SHARES.values()) == pytest.approx(1)
     assert Settings().greedy_share == 0.5
+
+
+def test_blanks_are_filled_by_rules() -> None:
+    rules = {
+        "pet": ["cat", "dog"],
+        "gender": ["he|him", "she|her"],
+        "owner": {"never": 0, "{gender.0} and the {pet}": 1},
+        "small": "2..3",
+        "sum": "10*small+1..small",
+    }
+    for seed in range(40):
+        words = Phrases(rules, random.Random(seed), passage="{pet} stays as it is")
+        assert words.fill("{passage}") == "{pet} stays as it is"
+        pet, other, again, capital = words.fill("{pet} {pet2} {pet} {Pet}").split()
+        assert {pet, other} == {"cat", "dog"} and pet == again and capital == pet.title()
+        first, second = words.fill("{owner}|{owner2}").split("|")
+        assert first.endswith(pet) and second.endswith(other)  # {owner2} is about {pet2}
+        assert words.fill("{gender.0} {gender.1}") in ("he him", "she her")
+        small, total = map(int, words.fill("{small} {sum}").split())
+        assert small in (2, 3) and 10 * small < total <= 11 * small
