@@ -14,7 +14,9 @@ from tiny import tiny_tokenizer
 
 from forerun.errors import ForerunError
 from forerun.text.chat import encode_prompt
+from forerun.train.card import figures
 from forerun.train.encode import Encoder
+from forerun.train.evaluate import Measured, table
 from forerun.train.loops import is_looping, loop_starts
 from forerun.train.prompts import documents
 from forerun.train.prompts.files import read_prompts
@@ -249,3 +251,16 @@ def test_blanks_are_filled_by_rules() -> None:
         assert words.fill("{gender.0} {gender.1}") in ("he him", "she her")
         small, total = map(int, words.fill("{small} {sum}").split())
         assert small in (2, 3) and 10 * small < total <= 11 * small
+
+
+def test_prompts_without_a_category_are_not_taken_for_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two", "category": "x"}\n')
+    questions = read_evaluation(tmp_path / "mine.jsonl")
+    answers = [Measured(question.category, False, {9: [1, 1, 1]}, 4) for question in questions]
+    tables = {"greedy": table(answers, 9), "sampled": table(answers, 9)}
+    told = figures({"evaluation": {"given": tables}})
+    assert [line.split(" | ")[:2] for line in told if line.startswith("| all")] == [
+        ["| all", "2"],
+        ["| all, loops left out", "2"],
+    ] * 2
+    assert not any(line.startswith("| loops") for line in told)  # there is none
