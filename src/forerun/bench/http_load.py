@@ -128,7 +128,7 @@ async def ask(server: Address, job: Job, arm: str) -> Answer:
     """One answer, timed at this end."""
     began = last = time.perf_counter()
     text, times, tokens = [], list[float](), 0
-    for now, event in await server.timed(CHAT, job.body(arm)):
+    for now, event in await server.stream(CHAT, job.body(arm)) or ():
         for choice in event["choices"]:
             piece = choice["delta"].get("reasoning_content") or choice["delta"].get("content")
             if piece:

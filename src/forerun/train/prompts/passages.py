@@ -38,7 +38,7 @@ def passage_prompt(passage: str, chance: random.Random) -> str:
 
 def code_prompt(source: str, chance: random.Random) -> str:
     """A piece of code as a task."""
-    return chance.choice(PASSAGES["coding"]).replace("{passage}", source)
+    return Phrases(PASSAGES, chance, passage=source).fill("{coding}")
 
 
 def long_text(paragraphs: Sequence[str], chance: random.Random) -> str:
