@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from forerun.cli.chat_screen import (
@@ -124,7 +125,7 @@ class ChatLoop:
                     text.append(piece.text)
                 screen.show(piece)
 
-        with session.talker.answer(session.messages, session.options) as reply:
+        with closing(session.talker.answer(session.messages, session.options)) as reply:
             try:
                 follow(reply)
             except KeyboardInterrupt:
@@ -135,7 +136,8 @@ class ChatLoop:
             session.turns.append({"role": "assistant", "content": "".join(text)})
             outcome = reply.outcome()
         session.totals.add(outcome)
-        self._note(("stopped · " if self._pressed else "") + outcome_line(outcome))
+        told = outcome_line(outcome, sampled=session.options.temperature > 0)
+        self._note(("stopped · " if self._pressed else "") + told)
         if session.colour:
             self._legend([arm for arm in arms if arm])
         for warning in outcome.warnings:

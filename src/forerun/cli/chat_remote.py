@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from forerun.bench.http_client import Address, complaint, events
 from forerun.cli.chat_media import sent_content
@@ -124,12 +123,7 @@ class RemoteReply:
             warnings=own.get("warnings", []),
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._response.close()  # the server notices and stops the work
 
 

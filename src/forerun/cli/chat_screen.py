@@ -160,7 +160,7 @@ def split_finished(text: str) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
-def outcome_line(outcome: Outcome) -> str:
+def outcome_line(outcome: Outcome, sampled: bool = False) -> str:
     """`128 tokens · 71.3 tok/s · 2.31 tokens/round · 0.8 s saved`."""
     parts = [f"{outcome.tokens} token{'' if outcome.tokens == 1 else 's'}"]
     if outcome.tokens_per_second:
@@ -169,8 +169,10 @@ def outcome_line(outcome: Outcome) -> str:
         parts.append(f"{outcome.tokens_per_round:.2f} tokens/round")
     if outcome.seconds_saved is not None:
         parts.append(saved_seconds(outcome.seconds_saved))
+    if sampled and outcome.seed is not None:
+        parts.append(f"seed {outcome.seed}")
     if outcome.length:
-        parts.append("cut off at its longest")
+        parts.append("length limit reached")
     if outcome.guaranteed is False:
         parts.append("same text as plain decoding: NOT GUARANTEED")
     return " · ".join(parts)

@@ -53,7 +53,6 @@ class Totals:
     seconds: float = 0.0  # of decoding, where it is known
     timed: int = 0  # tokens of those
     saved: float = 0.0
-    last: Outcome | None = None
 
     def add(self, outcome: Outcome) -> None:
         self.answers += 1
@@ -62,7 +61,6 @@ class Totals:
             self.seconds += outcome.tokens / outcome.tokens_per_second
             self.timed += outcome.tokens
         self.saved += outcome.seconds_saved or 0.0
-        self.last = outcome
 
     def line(self) -> str:
         rate = f" · {self.timed / self.seconds:.1f} tok/s" if self.seconds else ""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.byte_sizes import readable_bytes
 from forerun.cli.flags import AsJson, ModelArgument, ModelOptions, Quiet, with_flags
-from forerun.cli.tables import output_console, print_table, unnamed_columns
+from forerun.cli.tables import output_console, print_table, readable_bytes, unnamed_columns
 from forerun.cli.terminal_progress import terminal_progress
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
@@ -13,21 +13,26 @@ import typer
 from forerun.errors import ForerunError
 from forerun.options import SPECULATION
 
-# The panels that --help sorts flags into, beside those of the generation options.
-MODEL_PANEL, OUTPUT_PANEL = "Model", "Output"
+MODEL_PANEL = "Model"
+
+
+def panel(name: str) -> Callable[..., Any]:
+    """Makes options that --help shows under this heading; a flag has the name of its parameter unless it is given."""
+    return partial(typer.Option, rich_help_panel=name)
+
+
+model_option, output_option = panel(MODEL_PANEL), panel("Output")
 
 Command = Callable[..., None]
 # What is typed in another form than the field has: its type on the command line, and how to read it.
 Typed = Mapping[str, tuple[Any, Callable[[Any], Any]]]
 
 MODEL_HELP = "Folder, GGUF file, hub id, or built-in name"
-ModelName = Annotated[str, typer.Option("--model", "-m", help=f"{MODEL_HELP}.", rich_help_panel=MODEL_PANEL)]
+ModelName = Annotated[str, model_option("--model", "-m", help=f"{MODEL_HELP}.")]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP}.")]
 OptionalModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP}; default: smollm2.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.", rich_help_panel=OUTPUT_PANEL)
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no statistics.", rich_help_panel=OUTPUT_PANEL)]
+AsJson = Annotated[bool, output_option("--json", help="Print one JSON object on stdout, nothing else.")]
+Quiet = Annotated[bool, output_option("--quiet", help="No progress, no statistics.")]
 
 
 def with_flags(name: str, options: type, typed: Typed | None = None) -> Callable[[Command], Command]:

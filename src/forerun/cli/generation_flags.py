@@ -7,8 +7,9 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
 
-from forerun.cli.flags import Typed, with_flags
+from forerun.cli.flags import Typed, require_positive, with_flags
 from forerun.errors import ForerunError
+from forerun.media.sources import media_part
 from forerun.options import GenerationOptions
 
 
@@ -73,6 +74,19 @@ TYPED: Typed = {
     "draft_tokens": (str, parse_draft_tokens),
 }
 with_generation_flags = with_flags("options", GenerationOptions, TYPED)
+
+
+def check_options(options: GenerationOptions) -> None:
+    """The library checks these too, but a typing mistake or a missing file should not cost a model load."""
+    require_positive("--max-tokens", options.max_tokens)
+    options.sampling()
+    if options.lang_bias is not None:
+        from forerun.sample.language import parse_language_bias
+
+        parse_language_bias(options.lang_bias)
+    for kind, files in options.media.items():
+        for file in files:
+            media_part(kind, file)
 
 
 def parse_option(name: str, text: str) -> Any:

@@ -6,15 +6,13 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from forerun.cli.flags import (
-    MODEL_PANEL,
-    OUTPUT_PANEL,
     LoadOptions,
     ModelName,
     OptionalModelArgument,
     Quiet,
+    model_option,
+    output_option,
     with_flags,
 )
 from forerun.cli.serve_screen import print_address, print_plan, print_settings
@@ -39,14 +37,9 @@ def serve(
     model: ModelName = "smollm2",
     settings: ServeSettings,
     loading: LoadOptions,
-    log_level: Annotated[
-        LogLevel, typer.Option("--log-level", help="How much to tell.", rich_help_panel=OUTPUT_PANEL)
-    ] = "info",
+    log_level: Annotated[LogLevel, output_option(help="How much to tell.")] = "info",
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Load the model, print settings and memory plan, end.", rich_help_panel=MODEL_PANEL
-        ),
+        bool, model_option("--dry-run", help="Load the model, print settings and memory plan, end.")
     ] = False,
     quiet: Quiet = False,
     sources: Sources,

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.byte_sizes import readable_bytes
 from forerun.cli.sources import Sources
-from forerun.cli.tables import output_console, print_table, unnamed_columns
+from forerun.cli.tables import output_console, print_table, readable_bytes, unnamed_columns
 from forerun.serve.settings import ServeSettings
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Tables on stdout, for people and for pipes."""
+"""Tables on stdout, for people and for pipes, and sizes in them."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ def print_table(table: Table, console: Console) -> None:
     if not console.is_terminal:
         table.box = None
     console.print(table, markup=False)
+
+
+def readable_bytes(count: int) -> str:
+    """1536 → `1.5 KiB`: in binary units, as memory is sold."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
