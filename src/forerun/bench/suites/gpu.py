@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
-from forerun.bench.kernel_times import print_kinds, recorded
 from forerun.bench.random_model import ASSISTANTS, SHAPES, RandomCheckpoint
 from forerun.bench.step_weights import chosen_experts, pass_bytes, step_matrices
 from forerun.bench.timing import captured, device_seconds, wall_seconds
@@ -161,12 +161,17 @@ def pass_seconds(engine: Engine, width: int) -> tuple[float, int]:
     return seconds, weights
 
 
-def profile(engine: Engine) -> None:
-    """Prints where the time of a narrow and of a wide pass goes."""
+def print_kernels(engine: Engine) -> None:
+    """Where the time of a narrow and of a wide pass goes, kernel by kernel."""
     running(engine, "off", None)
     engine.settle()
     for width in (1, 8):
-        print_kinds(f"a pass of width {width}", recorded(captured(pass_of(engine, width))))
+        replay = captured(pass_of(engine, width))
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            replay()
+            torch.cuda.synchronize()
+        print(f"a pass of width {width}:", flush=True)
+        print(found.key_averages().table(sort_by="self_device_time_total", row_limit=32), flush=True)
     stop(engine)
 
 
@@ -282,7 +287,7 @@ def measure(options: Namespace) -> dict[str, Any]:
             table[name] = cells = measure_subject(subject)
             show(name, cells)
             if options.profile:
-                profile(subject.engine)
+                print_kernels(subject.engine)
             del subject
             torch.cuda.empty_cache()
             for peer in PEERS[options.peer]:
