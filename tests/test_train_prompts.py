@@ -207,15 +207,15 @@ def test_a_survey_tells_kinds_lengths_and_what_is_missing() -> None:
     assert [kind_of(prompt) for prompt in prompts] == ["translation", "writing", "question", "code", "summary"]
     assert kind_of([{"role": "user", "content": "Hi!"}, {"role": "user", "content": "Why?"}]) == "question"
     found = survey(prompts * 10, [5, 20, 30, 40, 400] * 10, 350, repeated=3, evaluated=2)
-    told = "\n".join(found.lines())
+    told = "\n".join(found)
     assert "50 prompts: translation 20%" in told and "the longest 400; 10 over 300" in told
     assert "3 that repeat another one, 2 that share" in told and "10 that are too long" in told
     assert "hardly any maths, inputs over 300 tokens:" in told  # those that are too long are not learned from
-    assert "4 that the chat template does not take" in survey(prompts, [5] * 5, 350, 0, 0, refused=4).lines()[2]
+    assert "4 that the chat template does not take" in survey(prompts, [5] * 5, 350, 0, 0, refused=4)[2]
     instructed = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
     talk = [*instructed[1:], {"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]
-    assert survey([instructed, talk], [9, 9], 350, 0, 0).conversations == 1  # a system message is no turn
-    assert survey([], [], 350, repeated=0, evaluated=4).lines()[0].startswith("0 prompts")
+    assert "; 1 with several turns" in survey([instructed, talk], [9, 9], 350, 0, 0)[0]  # a system message is no turn
+    assert survey([], [], 350, repeated=0, evaluated=4)[0].startswith("0 prompts")
 
 
 @pytest.mark.parametrize("kind", sorted(WRITERS))

@@ -31,25 +31,15 @@ def check(*, model: ModelArgument, loading: ModelOptions, as_json: AsJson = Fals
 
 def report_to_dict(report: CheckReport) -> dict[str, Any]:
     """The report as plain data, for `--json`."""
+    about = ("family", "parameters", "layers", "hidden", "vocab", "context", "dtype", "drafters")
+    memory = ("weights_bytes", "page_bytes", "cache_tokens", "cache_bytes")
     return {
-        "family": report.family,
-        "parameters": report.parameters,
-        "layers": report.layers,
-        "hidden": report.hidden,
-        "vocab": report.vocab,
-        "context": report.context,
-        "dtype": report.dtype,
-        "drafters": list(report.drafters),
-        "memory": {
-            "weights_bytes": report.weights_bytes,
-            "page_bytes": report.page_bytes,
-            "cache_tokens": report.cache_tokens,
-            "cache_bytes": report.cache_bytes,
-        },
+        **{name: getattr(report, name) for name in about},
+        "memory": {name: getattr(report, name) for name in memory},
         "probe": [{"width": width, "same": same} for width, same in report.probe],
         "guaranteed": report.guaranteed,
         "exactness_cost": report.exactness_cost,
-        "notes": list(report.notes),
+        "notes": report.notes,
     }
 
 

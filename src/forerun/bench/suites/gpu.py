@@ -43,6 +43,7 @@ from forerun.models.layers.rows import Output, Pass
 from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress
 from forerun.sample.parameters import SamplingParams
+from forerun.weights.find import find
 
 CONTEXT = 2048
 DRAFT_VOCABULARY = 32768
@@ -298,7 +299,7 @@ def measure(options: Namespace) -> dict[str, Any]:
 def beside(name: str, peer: str, model: str, plain_ms: float) -> dict[str, float]:
     """What transformers takes for the same, or nothing where it does not run."""
     try:
-        folder = find_folder(model) if name == "smollm2" else None
+        folder = str(find(model)) if name == "smollm2" else None  # with the weights as safetensors
         milliseconds = 1e3 * transformers_seconds(SHAPES.get(name), folder, peer == "best")
     except Exception as error:  # noqa: BLE001 - whatever a peer dies of is a result, and no reason to stop
         print(f"{name}: transformers ({peer}) does not run here: {str(error).splitlines()[0]}", flush=True)
@@ -320,10 +321,3 @@ def built_in(model: str) -> Subject:
     loaded = load_model(model, device="cuda", max_context=CONTEXT)
     drafter = loaded.engine.drafters.by_name.get("mtp")
     return Subject("smollm2", loaded.engine, getattr(drafter, "head", None))
-
-
-def find_folder(model: str) -> str:
-    """The folder with the weights as safetensors."""
-    from forerun.weights.find import find
-
-    return str(find(model, progress=NullProgress()))
