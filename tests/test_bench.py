@@ -25,6 +25,7 @@ from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 from forerun.progress import NullProgress
+from forerun.tables import output_console
 from forerun.train.prompts.questions import Question
 
 FIELDS = {
@@ -112,6 +113,17 @@ def test_no_speed_up_for_texts_that_differ() -> None:
     assert (
         "1 of 2" in printed and "no ratio where the texts differ" in printed and "1.50" not in printed.split("auto")[1]
     )
+
+
+def test_no_figure_is_cut_to_fit_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for columns, lined in (("60", False), ("190", True)):
+        monkeypatch.setenv("COLUMNS", columns)
+        print_report([cell(PLAIN), cell()], 1.0, output_console())
+        printed = capsys.readouterr().out
+        assert "2.50 (2.00–3.00)" in printed and "…" not in printed.replace("2, …", "") and ("┏" in printed) == lined
 
 
 def test_auto_is_set_beside_the_best_single_arm_prompt_by_prompt() -> None:

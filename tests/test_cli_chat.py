@@ -177,6 +177,7 @@ def test_every_option_can_be_set_and_reset() -> None:
     for name in typed:
         session.obey(f"/set {name}=default")
     assert session.options == GenerationOptions()
+    assert session.obey("/set temp=0.5") == "temperature=0.5" and session.obey("/set n=9") == "max_tokens=9"
 
 
 def test_regenerating_replaces_the_last_answer() -> None:

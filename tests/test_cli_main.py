@@ -104,7 +104,7 @@ def test_a_reader_that_leaves_ends_it_silently(write: str) -> None:
     program = (
         "import sys, types, forerun\n"
         "from forerun.cli.main import main\n"
-        "from forerun.cli.tables import output_console\n"
+        "from forerun.tables import output_console\n"
         "def inspect_model(model, **_):\n"
         "    while True:\n"
         f"        {write}\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from forerun.cli.flags import LoadOptions, ModelName, Quiet, output_option, panel, with_flags
-from forerun.cli.tables import output_console
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
+from forerun.tables import output_console
 
 work, server = panel("Work"), panel("Server")
 TEMPERATURES = (0.0, 0.8)

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.flags import AsJson, ModelArgument, ModelOptions, Quiet, with_flags
-from forerun.cli.tables import output_console, print_table, readable_bytes, unnamed_columns
 from forerun.cli.terminal_progress import terminal_progress
+from forerun.tables import output_console, print_table, readable_bytes, unnamed_columns
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,7 @@ def print_explanation(response: Response) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 120)
+    console = Console(file=sys.stderr, highlight=False, width=120)
     table = Table("arm", box=None)
     for name in ("rounds", "drafts/round", "accepted", "tokens/round", "ms/token"):
         table.add_column(name, justify="right")

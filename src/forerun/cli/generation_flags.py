@@ -74,6 +74,10 @@ TYPED: Typed = {
     "draft_tokens": (str, parse_draft_tokens),
 }
 with_generation_flags = with_flags("options", GenerationOptions, TYPED)
+# As on the command line: temp → temperature, n → max_tokens.
+SHORT_NAMES = {
+    flag.lstrip("-"): entry.name for entry in fields(GenerationOptions) for flag in entry.metadata.get("flags", ())
+}
 
 
 def check_options(options: GenerationOptions) -> None:

@@ -8,8 +8,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.sources import Sources
-from forerun.cli.tables import output_console, print_table, readable_bytes, unnamed_columns
 from forerun.serve.settings import ServeSettings
+from forerun.tables import output_console, print_table, readable_bytes, unnamed_columns
 
 if TYPE_CHECKING:
     from rich.table import Table

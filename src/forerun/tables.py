@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def output_console() -> Console:
-    """Without a terminal rich would wrap at 80 columns; whoever reads a pipe wants whole lines."""
+    """As wide as tables may want to be: rich would cut figures to fit a narrow window, or 80 columns of a pipe."""
     from rich.console import Console
 
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 200)
+    return Console(file=sys.stdout, highlight=False, width=200)
 
 
 def unnamed_columns(count: int, title: str) -> Table:
@@ -25,8 +26,8 @@ def unnamed_columns(count: int, title: str) -> Table:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """With lines on a terminal; columns alone for grep and friends."""
-    if not console.is_terminal:
+    """With lines on a terminal that has room for them; columns alone elsewhere, for grep and friends."""
+    if not console.is_terminal or console.measure(table).maximum > shutil.get_terminal_size().columns:
         table.box = None
     console.print(table, markup=False)
 
