@@ -133,11 +133,20 @@ def test_instruction_sets_are_read_in_their_own_forms(tmp_path: Path) -> None:
         {"messages": [*asked, said]},
         {"conversations": shared},
         {"conversations": [*shared, {"from": "human", "value": "And then?"}]},
+        {"instruction": "Who wrote it?", "context": "A text.", "response": "Nobody."},  # Dolly
+        {"conversation": [*asked, said]},  # LMSYS, WildChat
+        {"prompt": asked, "chosen": [said]},  # preference data
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]}
+            ]
+        },
     ]
     file = tmp_path / "sets.jsonl"
     file.write_text("\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries), encoding="utf-8")
     texts = ["Sort these.\n\nb, a", "Say hello.", "A text.\n\nWho?", "Line\u2028separated."]
-    assert read_prompts([file]) == [*texts, asked, "First?", asked]
+    more = ["Who wrote it?\n\nA text.", asked, asked, "What now?"]
+    assert read_prompts([file]) == [*texts, asked, "First?", asked, *more]
 
 
 @pytest.mark.parametrize(
@@ -152,6 +161,7 @@ def test_instruction_sets_are_read_in_their_own_forms(tmp_path: Path) -> None:
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "says nothing"),
         ('{"conversations": [{"from": "human"}]}', "without text"),
         ('{"messages": "x"}', "list of objects"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image", "path": "x"}]}]}', "without text"),
         ("[" * 200_000, "not valid JSON"),
         (r'{"prompt": "half \ud83d of it"}', "half of a character"),
         (r'{"messages": [{"role": "user", "content": "\udc00"}]}', "half of a character"),

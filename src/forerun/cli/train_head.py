@@ -57,6 +57,10 @@ def train_head(
     size = _draft_vocab(draft_vocab)
     layers = _taps(taps)
 
+    if prompts and texts is None:
+        from forerun.train.prompts.files import read_prompts
+
+        read_prompts(prompts)  # what cannot be used is refused before a model is loaded for it
     from forerun.train.run import train_head as run
     from forerun.train.settings import Settings
 
