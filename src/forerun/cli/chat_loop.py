@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from forerun.cli.chat_screen import (
     AnswerScreen,
-    ColourScreen,
     MarkdownScreen,
-    PlainScreen,
+    TextScreen,
     arm_style,
     outcome_line,
 )
@@ -144,12 +143,10 @@ class ChatLoop:
             self._notes.print(f"forerun: warning: {warning}", markup=False, soft_wrap=True)
 
     def _screen(self) -> AnswerScreen:
-        terminal = self._out.is_terminal
-        if terminal and self._session.colour:
-            return ColourScreen(self._out)
-        if terminal and not self._plain:
+        colour = self._out.is_terminal and self._session.colour
+        if self._out.is_terminal and not colour and not self._plain:
             return MarkdownScreen(self._out)
-        return PlainScreen(self._out.file, terminal)
+        return TextScreen(self._out, colour)
 
     def _legend(self, arms: list[str]) -> None:
         from rich.text import Text

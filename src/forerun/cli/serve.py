@@ -91,6 +91,6 @@ def _model(name: str | None, model: str, sources: Sources) -> tuple[str, Sources
     """The model's name from the argument or the flag: the argument is part of the command line, too."""
     if name is None:
         return model, sources
-    if sources.on_command_line("model") and model != name:
+    if sources.get("model") == "--model" and model != name:
         raise ForerunError(f"two models are named, {name!r} and --model {model!r}: give one of them")
-    return name, Sources({**sources.by_name, "model": "command line"})
+    return name, {**sources, "model": "command line"}

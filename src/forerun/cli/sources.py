@@ -8,7 +8,6 @@ import inspect
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import UnionType
@@ -39,19 +38,7 @@ Config = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Who set what: only settings that are not at their default are in it."""
-
-    by_name: Mapping[str, str]  # port → "--port", "FORERUN_PORT" or the name of the file
-
-    def of(self, name: str) -> str | None:
-        """None: nobody set it."""
-        return self.by_name.get(name)
-
-    def on_command_line(self, name: str) -> bool:
-        """Was it typed as a flag?"""
-        return self.by_name.get(name, "").startswith("--")
+Sources = Mapping[str, str]  # who set what: port → "--port", "FORERUN_PORT" or the name of the file; not in it: nobody
 
 
 def variable(name: str) -> str:
@@ -86,7 +73,7 @@ def with_sources(command: Callable[..., None]) -> Callable[..., None]:
         names = {name: source.name for name in given if (source := context.get_parameter_source(name)) is not None}
         words = {COMMAND_LINE: flag_of, ENVIRONMENT: variable, FILE: lambda _: str(config)}
         set_by = {name: words[kind](name) for name, kind in names.items() if kind in words}
-        command(**given, sources=Sources(set_by))
+        command(**given, sources=set_by)
 
     return with_parameters(run, parameters)
 
