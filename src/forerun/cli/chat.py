@@ -74,7 +74,7 @@ def _engine(model: str, loading: LoadOptions, quiet: bool) -> Talker:
 
 
 def _server(url: str, api_key: str | None, model: str | None, loading: LoadOptions) -> Talker:
-    given = ["a model"] if model is not None else loading.given()
+    given = [repr(model)] if model is not None else loading.given()
     if given:
         raise ForerunError(f"--url: the server has its model already: drop {given[0]}")
     from forerun.cli.chat_remote import RemoteTalker
