@@ -15,7 +15,7 @@ from tiny import tiny_gguf, tiny_model
 import forerun
 from forerun.bench import plot, runner
 from forerun.bench.__main__ import main as run_suite
-from forerun.bench.peers import PEERS, LlamaCppPeer, TransformersPeer, gguf_file, load_peer
+from forerun.bench.peers import PEERS, LlamaCppPeer, TransformersPeer, gguf_file
 from forerun.bench.report import against_best, print_report, row, summary, to_data
 from forerun.bench.runner import PLAIN, Cell, Run, Runner, arms_of
 from forerun.bench.statistics import Turns, geometric_mean, median
@@ -25,6 +25,7 @@ from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
 from forerun.progress import NullProgress
+from forerun.tables import output_console
 from forerun.train.prompts.questions import Question
 
 FIELDS = {
@@ -112,6 +113,17 @@ def test_no_speed_up_for_texts_that_differ() -> None:
     assert (
         "1 of 2" in printed and "no ratio where the texts differ" in printed and "1.50" not in printed.split("auto")[1]
     )
+
+
+def test_no_figure_is_cut_to_fit_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for columns, lined in (("60", False), ("190", True)):
+        monkeypatch.setenv("COLUMNS", columns)
+        print_report([cell(PLAIN), cell()], 1.0, output_console())
+        printed = capsys.readouterr().out
+        assert "2.50 (2.00–3.00)" in printed and "…" not in printed.replace("2, …", "") and ("┏" in printed) == lined
 
 
 def test_auto_is_set_beside_the_best_single_arm_prompt_by_prompt() -> None:
@@ -234,7 +246,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_at_once(
 
 
 def test_transformers_answers_the_same_prompts(folder: Path, model: LanguageModel) -> None:
-    peer = load_peer("transformers", str(folder), model)
+    peer = PEERS["transformers"](str(folder), model)
     assert isinstance(peer, TransformersPeer)
     prompt = list(model.tokenizer("hello there")["input_ids"])
     answer = peer.answer(prompt, 0.0, 6, 0)
@@ -247,7 +259,7 @@ def test_llama_cpp_reads_the_same_file(
 ) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(ForerunError, match="pip install llama-cpp-python"):
-        load_peer("llama.cpp", str(folder), model)
+        PEERS["llama.cpp"](str(folder), model)
     made: dict[str, Any] = {}
 
     class Llama:
@@ -267,9 +279,9 @@ def test_llama_cpp_reads_the_same_file(
     module.Llama = Llama  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "llama_cpp", module)
     with pytest.raises(ForerunError, match="GGUF"):
-        load_peer("llama.cpp", str(folder), model)
+        PEERS["llama.cpp"](str(folder), model)
     file = tiny_gguf(tmp_path / "tiny.gguf", folder)
-    peer = load_peer("llama.cpp", str(file), model)
+    peer = PEERS["llama.cpp"](str(file), model)
     assert isinstance(peer, LlamaCppPeer) and made["model_path"] == str(file)
     assert peer.answer([1, 2], 0.8, 10, 5).tokens == [7, 8, 9]  # the end token is not part of it
     assert peer.answer([1, 2], 0.8, 2, 5).tokens == [7, 8]

@@ -137,7 +137,7 @@ def test_what_is_no_server_of_ours_is_one_line(said: bytes) -> None:
             writer.close()
 
         async with await asyncio.start_server(talk, "127.0.0.1", 0) as listener:
-            await Address("127.0.0.1", listener.sockets[0].getsockname()[1]).get("/health")
+            await Address("127.0.0.1", listener.sockets[0].getsockname()[1]).fetch("/health")
 
     with pytest.raises(ForerunError, match="does not answer as a server"):
         asyncio.run(run())

@@ -9,7 +9,6 @@ import torch
 from tiny_gemma import tiny_gemma
 from tiny_qwen import tiny_qwen
 
-from forerun.bench.kernel_times import Span, kinds_of
 from forerun.bench.step_weights import chosen_experts, pass_bytes, step_matrices
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.kernels.interface import Kernels, Stacked
@@ -85,17 +84,3 @@ def test_the_experts_of_a_pass_are_counted(tmp_path: Path) -> None:
     assert counts[1][0] == 3  # the same token twice: the first layer sees the same row, up to its position
     assert all(3 <= count <= 6 for count in counts[2]) and max(counts[2]) > 3
     assert "route" not in vars(model.kernels)
-
-
-def test_the_time_of_a_launch_is_shared_out() -> None:
-    """A kernel that waits inside for the one before it is busy meanwhile, but adds only what comes after."""
-    names = ["embed", "norm", "_attend", "product", "norm", "product", "_attend", "product", "norm", "product"]
-    spans = [Span(name, 10.0 * n - 3, 10.0 * n + 6 + n) for n, name in enumerate(names)]
-    kinds = {(kind.name, kind.place): kind for kind in kinds_of(spans)}
-    assert sum(kind.added for kind in kinds.values()) == spans[-1].end - spans[0].start
-    assert next((kind.name, kind.place) for kind in kinds_of(spans)) == ("_attend", "+0")
-    assert kinds["_attend", "+0"].count == 2 and kinds["_attend", "+0"].added == 2 * 11.0
-    assert kinds["_attend", "+0"].busy == (9 + 2) + (9 + 6)
-    assert kinds["product", "+1"].count == kinds["product", "+3"].count == kinds["product", "last +3"].count == 1
-    assert ("embed", "first +1") in kinds and len(kinds) == 9
-    assert kinds_of([]) == []

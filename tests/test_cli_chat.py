@@ -64,10 +64,7 @@ class FakeTalker:
     def outcome(self) -> Outcome:
         return OUTCOME
 
-    def __enter__(self) -> FakeTalker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.closed += 1
 
 
@@ -180,6 +177,7 @@ def test_every_option_can_be_set_and_reset() -> None:
     for name in typed:
         session.obey(f"/set {name}=default")
     assert session.options == GenerationOptions()
+    assert session.obey("/set temp=0.5") == "temperature=0.5" and session.obey("/set n=9") == "max_tokens=9"
 
 
 def test_regenerating_replaces_the_last_answer() -> None:
@@ -313,8 +311,9 @@ def test_time_that_was_lost_is_called_so() -> None:
 
 def test_the_closing_line() -> None:
     assert outcome_line(Outcome(1)) == "1 token"
+    assert outcome_line(Outcome(1, seconds_saved=-0.01, seed=7), sampled=True) == "1 token · 0.0 s saved · seed 7"
     assert outcome_line(Outcome(2, seconds_saved=-0.25, length=True, guaranteed=False)) == (
-        "2 tokens · 0.2 s lost · cut off at its longest · same text as plain decoding: NOT GUARANTEED"
+        "2 tokens · 0.2 s lost · length limit reached · same text as plain decoding: NOT GUARANTEED"
     )
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def server() -> Iterator[FakeServer]:
 def test_an_answer_comes_in_pieces(server: FakeServer) -> None:
     talker = RemoteTalker(server.url + "/v1/", None)
     assert talker.name == "tiny"
-    with talker.answer(USER, GenerationOptions()) as reply:
+    with closing(talker.answer(USER, GenerationOptions())) as reply:
         assert list(reply) == [Piece("hm", thought=True), Piece("Hel"), Piece("lo", "mtp"), Piece(" you")]
         outcome = reply.outcome()
     assert (outcome.tokens, outcome.tokens_per_second, outcome.tokens_per_round) == (7, 50.0, 2.5)
@@ -110,7 +111,7 @@ def test_options_have_their_fields(server: FakeServer) -> None:
     options = GenerationOptions(
         max_tokens=5, temperature=0.7, top_p=0.9, seed=1, stop="END", draft="mtp", draft_tokens=3, logit_bias={7: -1.0}
     )
-    with talker.answer(USER, options):
+    with closing(talker.answer(USER, options)):
         pass
     (body,) = server.bodies
     assert body["max_completion_tokens"] == 5 and body["temperature"] == 0.7 and body["top_p"] == 0.9
@@ -129,7 +130,7 @@ def test_files_are_sent_inside_the_request(server: FakeServer, tmp_path: Path) -
     parts = [{"type": kind, "path": str(tmp_path / name)} for kind, name in names.items()]
     parts += [{"type": "audio", "path": str(tmp_path / "talk.flac")}, {"type": "image", "path": str(tmp_path / "odd")}]
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}, *USER]
-    with talker.answer(messages, GenerationOptions()):
+    with closing(talker.answer(messages, GenerationOptions())):
         pass
     assert server.bodies[0]["messages"] == [
         {
@@ -157,10 +158,13 @@ def test_what_goes_wrong_is_one_line(server: FakeServer) -> None:
         RemoteTalker(server.url, None)
     talker = RemoteTalker(server.url, "right")
     server.lines = stream_of(chunk({"content": "So"}), {"error": {"message": "out of memory"}})
-    with talker.answer(USER, GenerationOptions()) as reply, pytest.raises(ForerunError, match="out of memory"):
+    with closing(talker.answer(USER, GenerationOptions())) as reply, pytest.raises(ForerunError, match="out of memory"):
         list(reply)
     server.lines = b"data: {not json\n\n"
-    with talker.answer(USER, GenerationOptions()) as reply, pytest.raises(ForerunError, match="the connection broke"):
+    with (
+        closing(talker.answer(USER, GenerationOptions())) as reply,
+        pytest.raises(ForerunError, match="the connection broke"),
+    ):
         list(reply)
     for url in ("127.0.0.1:8000", "ftp://x", "http://", "x", "http://x:99999", "http://x:port", "http://[::1"):
         with pytest.raises(ForerunError, match="--url"):
@@ -207,5 +211,5 @@ def test_an_address_that_is_something_else_is_one_line(server: FakeServer, model
 def test_an_answer_that_breaks_off_is_not_taken_for_whole(server: FakeServer) -> None:
     server.lines = server.lines.partition(b"data: [DONE]")[0]
     reply = RemoteTalker(server.url, None).answer(USER, GenerationOptions())
-    with pytest.raises(ForerunError, match="in the middle of the answer"), reply:
+    with pytest.raises(ForerunError, match="in the middle of the answer"), closing(reply):
         list(reply)

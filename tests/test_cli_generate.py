@@ -13,6 +13,7 @@ import pytest
 
 import forerun
 from forerun.cli.main import main
+from forerun.cli.prompt import require_unicode
 from forerun.engine.sequence import ArmUse
 
 
@@ -330,6 +331,7 @@ def test_unreadable_prompts_are_refused(
     assert "cannot read" in refuse(["--prompt-file", str(tmp_path)], capsys, library)
     assert "exclude" in refuse(["--prompt-file", str(binary), "-p", "x"], capsys, library)
     assert "not UTF-8" in refuse(["-p", "\udcff"], capsys, library)
+    assert require_unicode("\udcc3\udcbc!", "--prompt") == "ü!"  # UTF-8 that was typed where the locale is another one
     give_stdin(monkeypatch, b"\n")
     assert "empty" in refuse(["-p", "-"], capsys, library)
 

@@ -98,13 +98,16 @@ def test_a_bug_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["check", "any"])
 
 
-def test_a_reader_that_leaves_ends_it_silently() -> None:
+@pytest.mark.parametrize("write", ["print('x', flush=True)", "output_console().print('x')"])
+def test_a_reader_that_leaves_ends_it_silently(write: str) -> None:
+    """Rich turns it into an exit of its own."""
     program = (
         "import sys, types, forerun\n"
         "from forerun.cli.main import main\n"
+        "from forerun.tables import output_console\n"
         "def inspect_model(model, **_):\n"
         "    while True:\n"
-        "        print('x', flush=True)\n"
+        f"        {write}\n"
         "forerun.inspect_model = inspect_model\n"
         "sys.exit(main(['check', 'any']))\n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_a_chat_in_the_terminal_shows_the_same(model: LanguageModel, tmp_path: P
     talker = LocalTalker(model, "tiny", NullProgress())
     content = [{"type": "image", "path": str(file)}, {"type": "text", "text": "What is this?"}]
     options = GenerationOptions(max_tokens=24, draft="off")
-    with talker.answer([{"role": "user", "content": content}], options) as reply:
+    with closing(talker.answer([{"role": "user", "content": content}], options)) as reply:
         text = "".join(piece.text for piece in reply)
     assert text == answer(model, images=[b"a cat"]).text
     talker.check_media("audio")

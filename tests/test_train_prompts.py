@@ -14,12 +14,15 @@ from tiny import tiny_tokenizer
 
 from forerun.errors import ForerunError
 from forerun.text.chat import encode_prompt
+from forerun.train.card import figures
 from forerun.train.encode import Encoder
+from forerun.train.evaluate import Measured, table
 from forerun.train.loops import is_looping, loop_starts
 from forerun.train.prompts import documents
 from forerun.train.prompts.files import read_prompts
 from forerun.train.prompts.mixture import SHARES, WRITERS, Corpus, built_in_prompts, next_turns
 from forerun.train.prompts.overlap import Overlap
+from forerun.train.prompts.phrases import Phrases
 from forerun.train.prompts.prompt import text_of
 from forerun.train.prompts.questions import EVERYDAY, WIDE, read_evaluation
 from forerun.train.prompts.survey import kind_of, survey
@@ -130,11 +133,20 @@ def test_instruction_sets_are_read_in_their_own_forms(tmp_path: Path) -> None:
         {"messages": [*asked, said]},
         {"conversations": shared},
         {"conversations": [*shared, {"from": "human", "value": "And then?"}]},
+        {"instruction": "Who wrote it?", "context": "A text.", "response": "Nobody."},  # Dolly
+        {"conversation": [*asked, said]},  # LMSYS, WildChat
+        {"prompt": asked, "chosen": [said]},  # preference data
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]}
+            ]
+        },
     ]
     file = tmp_path / "sets.jsonl"
     file.write_text("\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries), encoding="utf-8")
     texts = ["Sort these.\n\nb, a", "Say hello.", "A text.\n\nWho?", "Line\u2028separated."]
-    assert read_prompts([file]) == [*texts, asked, "First?", asked]
+    more = ["Who wrote it?\n\nA text.", asked, asked, "What now?"]
+    assert read_prompts([file]) == [*texts, asked, "First?", asked, *more]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +161,7 @@ def test_instruction_sets_are_read_in_their_own_forms(tmp_path: Path) -> None:
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "says nothing"),
         ('{"conversations": [{"from": "human"}]}', "without text"),
         ('{"messages": "x"}', "list of objects"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image", "path": "x"}]}]}', "without text"),
         ("[" * 200_000, "not valid JSON"),
         (r'{"prompt": "half \ud83d of it"}', "half of a character"),
         (r'{"messages": [{"role": "user", "content": "\udc00"}]}', "half of a character"),
@@ -204,15 +217,15 @@ def test_a_survey_tells_kinds_lengths_and_what_is_missing() -> None:
     assert [kind_of(prompt) for prompt in prompts] == ["translation", "writing", "question", "code", "summary"]
     assert kind_of([{"role": "user", "content": "Hi!"}, {"role": "user", "content": "Why?"}]) == "question"
     found = survey(prompts * 10, [5, 20, 30, 40, 400] * 10, 350, repeated=3, evaluated=2)
-    told = "\n".join(found.lines())
+    told = "\n".join(found)
     assert "50 prompts: translation 20%" in told and "the longest 400; 10 over 300" in told
     assert "3 that repeat another one, 2 that share" in told and "10 that are too long" in told
     assert "hardly any maths, inputs over 300 tokens:" in told  # those that are too long are not learned from
-    assert "4 that the chat template does not take" in survey(prompts, [5] * 5, 350, 0, 0, refused=4).lines()[2]
+    assert "4 that the chat template does not take" in survey(prompts, [5] * 5, 350, 0, 0, refused=4)[2]
     instructed = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
     talk = [*instructed[1:], {"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]
-    assert survey([instructed, talk], [9, 9], 350, 0, 0).conversations == 1  # a system message is no turn
-    assert survey([], [], 350, repeated=0, evaluated=4).lines()[0].startswith("0 prompts")
+    assert "; 1 with several turns" in survey([instructed, talk], [9, 9], 350, 0, 0)[0]  # a system message is no turn
+    assert survey([], [], 350, repeated=0, evaluated=4)[0].startswith("0 prompts")
 
 
 @pytest.mark.parametrize("kind", sorted(WRITERS))
@@ -228,3 +241,36 @@ def test_every_kind_of_prompt_has_thousands_of_forms_and_no_blanks(kind: str) ->
 def test_the_mixture_adds_up_and_half_of_the_answers_are_greedy_by_default() -> None:
     assert sum(SHARES.values()) == pytest.approx(1)
     assert Settings().greedy_share == 0.5
+
+
+def test_blanks_are_filled_by_rules() -> None:
+    rules = {
+        "pet": ["cat", "dog"],
+        "gender": ["he|him", "she|her"],
+        "owner": {"never": 0, "{gender.0} and the {pet}": 1},
+        "small": "2..3",
+        "sum": "10*small+1..small",
+    }
+    for seed in range(40):
+        words = Phrases(rules, random.Random(seed), passage="{pet} stays as it is")
+        assert words.fill("{passage}") == "{pet} stays as it is"
+        pet, other, again, capital = words.fill("{pet} {pet2} {pet} {Pet}").split()
+        assert {pet, other} == {"cat", "dog"} and pet == again and capital == pet.title()
+        first, second = words.fill("{owner}|{owner2}").split("|")
+        assert first.endswith(pet) and second.endswith(other)  # {owner2} is about {pet2}
+        assert words.fill("{gender.0} {gender.1}") in ("he him", "she her")
+        small, total = map(int, words.fill("{small} {sum}").split())
+        assert small in (2, 3) and 10 * small < total <= 11 * small
+
+
+def test_prompts_without_a_category_are_not_taken_for_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two", "category": "x"}\n')
+    questions = read_evaluation(tmp_path / "mine.jsonl")
+    answers = [Measured(question.category, False, {9: [1, 1, 1]}, 4) for question in questions]
+    tables = {"greedy": table(answers, 9), "sampled": table(answers, 9)}
+    told = figures({"evaluation": {"given": tables}})
+    assert [line.split(" | ")[:2] for line in told if line.startswith("| all")] == [
+        ["| all", "2"],
+        ["| all, loops left out", "2"],
+    ] * 2
+    assert not any(line.startswith("| loops") for line in told)  # there is none

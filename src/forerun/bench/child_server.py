@@ -58,7 +58,7 @@ class ChildServer:
             if self._process.poll() is not None:
                 raise ForerunError(f"the server ended with code {self._process.returncode} before it was ready")
             try:
-                await self.address.get("/health")
+                await self.address.fetch("/health")
                 return
             except ForerunError:  # not listening yet, or loading
                 await asyncio.sleep(0.1)

@@ -1,22 +1,21 @@
-"""A small HTTP client on asyncio's streams for load tests: cheap enough that 64 clients do not slow the server down."""
+"""A small HTTP client for load tests: cheap enough that 64 clients do not slow the server down."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import time
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from forerun.errors import ForerunError
-
-Connected = TypeVar("Connected")
-LONGEST_LINE = 16 << 20  # bytes; a line of a stream holds all that one round gave
 
 
 class HttpError(ForerunError):
@@ -57,93 +56,85 @@ class Address:
         """`127.0.0.1:8000`; an IPv6 address is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
-    async def get(self, path: str) -> Any:
-        """A JSON document."""
-        async with self._request("GET", path, None) as response:
-            return json.loads(await response.read())
-
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """A JSON document for another."""
-        async with self._request("POST", path, body) as response:
-            return json.loads(await response.read())
-
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Server-sent events up to [DONE]. Close it (`aclosing`) to hang up."""
-        async with self._request("POST", path, body) as response:
-            async for event in response.events():
-                yield event
-
-    async def timed(self, path: str, body: Mapping[str, Any]) -> list[tuple[float, dict[str, Any]]]:
-        """The same, each with the time at which it came in; at the end they are looked at, and not before.
-
-        On the cores that a server computes with, a client that does more takes time from what it measures.
-        """
-        data = json.dumps(body).encode()
-        connect = asyncio.get_running_loop().create_connection(Arrivals, self.host, self.port, ssl=self.secure or None)
-        transport, arrivals = await self._connected(connect)
+    async def fetch(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """A JSON document, for another one or for nothing."""
+        exchange = await self._exchange(path, body)
         with self._errors():
-            try:
-                transport.write(self._head("POST", path, len(data)) + data)
-                await arrivals.over
-            finally:
-                transport.close()
-            response = await Response.begin(arrivals.reader())
-            return [(arrivals.time_of(response.taken), event) async for event in response.events()]
+            return json.loads(exchange.response().read())
 
-    async def _connected(self, connection: Awaitable[Connected]) -> Connected:
+    async def stream(
+        self, path: str, body: Mapping[str, Any], give_up: int | None = None
+    ) -> list[tuple[float, dict[str, Any]]] | None:
+        """Server-sent events up to [DONE], each with the time at which it came in; None: we hung up after so many.
+
+        They are looked at when all have come: on the cores that a server computes with, a client that does more takes
+        time from what it measures.
+        """
+        exchange = await self._exchange(path, body, give_up)
+        if exchange.hung_up:
+            return None
+        with self._errors():
+            return [(exchange.time_read(), event) for event in events(_lines(exchange.response()))]
+
+    async def _exchange(self, path: str, body: Mapping[str, Any] | None, give_up: int | None = None) -> Exchange:
+        """One request on a connection of its own. Who is cancelled meanwhile hangs up."""
+        data = b"" if body is None else json.dumps(body).encode()
+        lines = [f"{'GET' if body is None else 'POST'} {self.path}{path} HTTP/1.1", f"Host: {self.netloc}"]
+        lines += ["Connection: close", f"Content-Length: {len(data)}", "Content-Type: application/json"]
+        if self.key is not None:
+            lines.append(f"Authorization: Bearer {self.key}")
+        exchange = Exchange("\r\n".join([*lines, "", ""]).encode() + data, give_up)
+        connect = asyncio.get_running_loop().create_connection
         try:
-            return await connection
+            transport, _ = await connect(lambda: exchange, self.host, self.port, ssl=self.secure or None)
         except OSError as error:
             raise ForerunError(f"no answer from {self.netloc}: {error}") from error
+        with self._errors():
+            try:
+                await exchange.over
+            finally:
+                transport.close()
+        return exchange
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """What comes of a connection that breaks, or of a server of another kind."""
         try:
             yield
-        except (OSError, asyncio.IncompleteReadError) as error:
+        except (OSError, IncompleteRead) as error:
             raise ForerunError(f"the connection to {self.netloc} broke: {error!r}") from error
-        except (ValueError, LookupError, asyncio.LimitOverrunError) as error:
+        except (ValueError, LookupError, HTTPException) as error:
             raise ForerunError(f"{self.netloc} does not answer as a server for OpenAI's clients does") from error
 
-    @contextlib.asynccontextmanager
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> AsyncIterator[Response]:
-        data = b"" if body is None else json.dumps(body).encode()
-        connect = asyncio.open_connection(self.host, self.port, ssl=self.secure or None, limit=LONGEST_LINE)
-        reader, writer = await self._connected(connect)
-        try:
-            with self._errors():
-                writer.write(self._head(method, path, len(data)) + data)
-                await writer.drain()
-                yield await Response.begin(reader)
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
 
-    def _head(self, method: str, path: str, length: int) -> bytes:
-        lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {self.netloc}", "Connection: close"]
-        lines += [f"Content-Length: {length}", "Content-Type: application/json"]
-        if self.key is not None:
-            lines.append(f"Authorization: Bearer {self.key}")
-        return "\r\n".join([*lines, "", ""]).encode()
+class Exchange(asyncio.Protocol):
+    """A request, and what comes back: as it comes, and when. `give_up`: hang up after so many events."""
 
-
-class Arrivals(asyncio.Protocol):
-    """What comes in, as it comes, and when."""
-
-    def __init__(self) -> None:
-        self._ends: list[int] = []  # bytes in all, after each part
+    def __init__(self, request: bytes, give_up: int | None) -> None:
+        self._request, self._give_up = request, give_up
         self._parts: list[bytes] = []
         self._times: list[float] = []
+        self._seen = 0  # events, where somebody counts them
+        self._ends: list[int] = []  # bytes in all, after each part
+        self._stream = io.BufferedReader(io.BytesIO())
+        self.hung_up = False
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self._times.append(time.perf_counter())
         self._parts.append(data)
+        if self._give_up is not None:
+            self._seen += data.count(b"data:")
+            if self._seen >= self._give_up:
+                self.hung_up = True
+                self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._ends = list(accumulate(map(len, self._parts)))
         if self.over.done():
             return
         if error is None:
@@ -151,80 +142,59 @@ class Arrivals(asyncio.Protocol):
         else:
             self.over.set_exception(error)
 
-    def reader(self) -> asyncio.StreamReader:
-        """All of it, after the end."""
-        reader = asyncio.StreamReader(LONGEST_LINE)
-        reader.feed_data(b"".join(self._parts))
-        reader.feed_eof()
-        return reader
-
-    def time_of(self, taken: int) -> float:
-        """When so many bytes had come in."""
-        return self._times[bisect_left(self._ends, taken)]
-
-
-@dataclass(slots=True)
-class Response:
-    """The body of a response whose head was read."""
-
-    headers: dict[str, str]
-    reader: asyncio.StreamReader
-    taken: int  # bytes of the response, head and all, that were read
-
-    @classmethod
-    async def begin(cls, reader: asyncio.StreamReader) -> Response:
-        """`HttpError` where the server refuses."""
-        head = await reader.readuntil(b"\r\n\r\n")
-        first, *lines = head.decode("latin-1").split("\r\n")
-        pairs = (line.partition(":") for line in lines if line)
-        response = cls({name.lower(): value.strip() for name, _, value in pairs}, reader, len(head))
-        status = int(first.split()[1])
-        if status != 200:
-            raise HttpError(status, _complaint(await response.read()))
+    def response(self) -> HTTPResponse:
+        """After the end: its head was read, its body was not. `HttpError` where the server refuses."""
+        self._ends = list(accumulate(map(len, self._parts)))
+        self._stream = io.BufferedReader(io.BytesIO(b"".join(self._parts)))
+        response = HTTPResponse(self)  # type: ignore[arg-type]  # of a socket it wants `makefile` alone
+        response.begin()
+        if response.status != 200:
+            raise HttpError(response.status, complaint(response.read()))
         return response
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """As they come: chunks, or all of it."""
-        if self.headers.get("transfer-encoding", "").lower() != "chunked":
-            data = await self.reader.read(-1)
-            self.taken += len(data)
-            yield data
-            return
-        while size := int((line := await self.reader.readuntil(b"\r\n")).split(b";")[0], 16):
-            part = await self.reader.readexactly(size)
-            await self.reader.readexactly(2)
-            self.taken += len(line) + size + 2
-            yield part
+    def makefile(self, _: str) -> IO[bytes]:
+        """Everything that came in."""
+        return self._stream
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Server-sent ones, up to [DONE]."""
-        async for line in self.lines():
+    def time_read(self) -> float:
+        """When that had come in which was read last."""
+        return self._times[bisect_left(self._ends, self._stream.tell())]
+
+
+def _lines(response: HTTPResponse) -> Iterator[bytes]:
+    """As iterating over the response gives them, but cheaper."""
+    rest = b""
+    while part := response.read1():
+        *whole, rest = (rest + part).split(b"\n")
+        yield from whole
+    yield rest
+
+
+def events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events, up to [DONE]; comments are pings."""
+    try:
+        for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
-                event: dict[str, Any] = json.loads(data)
+                event = json.loads(data)
                 if "error" in event:
-                    raise ForerunError(f"the server stopped: {event['error']}")
+                    raise ForerunError(f"the server stopped: {_message(event)}")
                 yield event
-
-    async def read(self) -> bytes:
-        """All of it."""
-        return b"".join([part async for part in self.parts()])
-
-    async def lines(self) -> AsyncIterator[bytes]:
-        """Whole lines, wherever the chunks were cut."""
-        rest = b""
-        async for part in self.parts():
-            *whole, rest = (rest + part).split(b"\n")
-            for line in whole:
-                yield line
-        if rest:
-            yield rest
+    except (OSError, HTTPException, ValueError) as error:
+        raise ForerunError(f"the connection broke: {error or type(error).__name__}") from error
+    raise ForerunError("the connection broke: the server ended it in the middle of the answer")
 
 
-def _complaint(data: bytes) -> str:
+def complaint(data: bytes) -> str:
+    """The message in an error's body, or its beginning."""
     try:
-        return str(json.loads(data)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+        return _message(json.loads(data))
+    except (ValueError, AttributeError):
         return data[:200].decode("utf-8", "replace")
+
+
+def _message(body: Mapping[str, Any]) -> str:
+    error = body.get("error")
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error or body)

@@ -74,6 +74,11 @@ class LoadCell:
     equal: int = 0
     ratios: list[float] = field(default_factory=list)  # over plain decoding, turn by turn
 
+    def add(self, answers: list[tuple[str, Answer]], seconds: float) -> None:
+        """A turn."""
+        self.rates.append(sum(answer.tokens for _, answer in answers) / seconds)
+        self.answers += answers
+
     @property
     def total(self) -> int:
         return len(self.answers)
@@ -128,7 +133,7 @@ async def ask(server: Address, job: Job, arm: str) -> Answer:
     """One answer, timed at this end."""
     began = last = time.perf_counter()
     text, times, tokens = [], list[float](), 0
-    for now, event in await server.timed(CHAT, job.body(arm)):
+    for now, event in await server.stream(CHAT, job.body(arm)) or ():
         for choice in event["choices"]:
             piece = choice["delta"].get("reasoning_content") or choice["delta"].get("content")
             if piece:
@@ -181,8 +186,7 @@ async def measure_load(
             for turn in range(TURNS):
                 for arm in ARMS if turn % 2 == 0 else reversed(ARMS):
                     answers, seconds = await closed_loop(jobs, count, partial(ask, server, arm=arm))
-                    row[arm].rates.append(sum(answer.tokens for _, answer in answers) / seconds)
-                    row[arm].answers += answers
+                    row[arm].add(answers, seconds)
                     task.advance()
             compare(row)
             cells += row.values()

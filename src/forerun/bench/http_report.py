@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forerun.bench.http_load import LoadCell
+from forerun.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +21,6 @@ def print_load(cells: Sequence[LoadCell], console: Console) -> None:
     columns = ("tokens/s", "× off", "first text ms p50/p90/p99", "between texts ms", "ms per token", "equal")
     for temperature in dict.fromkeys(cell.temperature for cell in cells):
         table = Table(title=f"temperature {temperature:g}", title_justify="left")
-        if not console.is_terminal:
-            table.box = None  # columns without lines, for grep and friends
         table.add_column("clients", justify="right")
         table.add_column("arm")
         for name in columns:
@@ -29,7 +28,7 @@ def print_load(cells: Sequence[LoadCell], console: Console) -> None:
         for cell in cells:
             if cell.temperature == temperature:
                 table.add_row(*row(cell))
-        console.print(table)
+        print_table(table, console)
     console.print("× off: tokens/s over those without drafts, median of turns (95 % interval, bootstrap)")
     if any(cell.equal < cell.total for cell in cells):
         console.print("no ratio where the texts differ")

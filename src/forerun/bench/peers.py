@@ -16,8 +16,6 @@ from forerun.language_model import LanguageModel
 from forerun.weights.find import BUILT_IN, built_in_file, find
 from forerun.weights.home import expanded
 
-PEERS = ("transformers", "llama.cpp")
-
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
@@ -30,20 +28,11 @@ class PeerAnswer:
 
 
 class Peer(Protocol):
-    """Answers a prompt given as token ids."""
+    """Answers a prompt given as token ids; made of what the user named as model, whose weights it reads as well."""
 
     name: str
 
     def answer(self, prompt: Sequence[int], temperature: float, tokens: int, seed: int) -> PeerAnswer: ...
-
-
-def load_peer(name: str, model: str, loaded: LanguageModel) -> Peer:
-    """`model` is what the user named; the peer reads the same weights."""
-    if name == "transformers":
-        return TransformersPeer(model, loaded)
-    if name == "llama.cpp":
-        return LlamaCppPeer(model, loaded)
-    raise ForerunError(f"there is no peer {name!r}: choose from {', '.join(PEERS)}")
 
 
 class TransformersPeer:
@@ -138,3 +127,6 @@ def gguf_file(model: str) -> Path:
 
 def _without_end(tokens: list[int], stop_ids: Sequence[int]) -> list[int]:
     return tokens[:-1] if tokens and tokens[-1] in stop_ids else tokens
+
+
+PEERS: dict[str, Callable[[str, LanguageModel], Peer]] = {peer.name: peer for peer in (TransformersPeer, LlamaCppPeer)}

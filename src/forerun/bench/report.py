@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.bench.runner import NAMED_ARMS, PLAIN, Cell
 from forerun.bench.statistics import geometric_mean, median
+from forerun.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,19 +40,17 @@ def print_report(cells: Sequence[Cell], price: float | None, console: Console) -
     """The tables, then one line per arm over all workloads."""
     for temperature in dict.fromkeys(cell.temperature for cell in cells):
         mine = [cell for cell in cells if cell.temperature == temperature]
-        console.print(_table(mine, price, temperature, boxed=console.is_terminal))
+        print_table(_table(mine, price, temperature), console)
         for line in summary(mine):
             console.print(line, soft_wrap=True)
     for line in remarks(cells, price):
         console.print(line, soft_wrap=True)
 
 
-def _table(cells: Sequence[Cell], price: float | None, temperature: float, boxed: bool) -> Table:
+def _table(cells: Sequence[Cell], price: float | None, temperature: float) -> Table:
     from rich.table import Table
 
     table = Table(title=f"temperature {temperature:g}", title_justify="left")
-    if not boxed:
-        table.box = None  # columns without lines, for grep and friends
     for name in ("workload", "arm"):
         table.add_column(name)
     for name in ("tokens/s", "× plain", "with prompt", "tokens/round", "accepted at 1, 2, …", "equal", "exactness"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,19 +84,18 @@ async def answer(server: Address, request: SoakRequest, arm: str, stream: bool, 
     """What the server says; None when we hang up: after so many events, or at once where nothing streams."""
     body = request.full_body(arm, stream)
     if not stream:
-        found = await server.post(CHAT, body)
+        found = await server.fetch(CHAT, body)
         return Said(tuple(_whole(choice) for choice in found["choices"]), found["usage"]["completion_tokens"])
+    events = await server.stream(CHAT, body, give_up)
+    if events is None:
+        return None
     choices: dict[int, _Streamed] = {}
-    seen, tokens = 0, 0
-    async with aclosing(server.stream(CHAT, body)) as events:
-        async for event in events:
-            seen += 1
-            if give_up is not None and seen >= give_up:
-                return None
-            for choice in event["choices"]:
-                choices.setdefault(choice["index"], _Streamed()).add(choice)
-            if event.get("usage"):
-                tokens = event["usage"]["completion_tokens"]
+    tokens = 0
+    for _, event in events:
+        for choice in event["choices"]:
+            choices.setdefault(choice["index"], _Streamed()).add(choice)
+        if event.get("usage"):
+            tokens = event["usage"]["completion_tokens"]
     return Said(tuple(choices[index].whole() for index in sorted(choices)), tokens)
 
 

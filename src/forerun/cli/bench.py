@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
-
-from forerun.cli.bench_server import bench_server, refuse_with_url
-from forerun.cli.load_flags import LoadOptions, with_load_flags
-from forerun.cli.options import OUTPUT_PANEL, ModelName, Quiet
-from forerun.cli.tables import output_console
+from forerun.cli.flags import LoadOptions, ModelName, Quiet, output_option, panel, with_flags
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
+from forerun.tables import output_console
 
-WORK_PANEL, SERVER_PANEL = "Work", "Server"
+work, server = panel("Work"), panel("Server")
 TEMPERATURES = (0.0, 0.8)
 SERVED_TEMPERATURES = (0.0,)
 CLIENTS = "1,4,16"
@@ -29,46 +27,22 @@ class Against(StrEnum):
     llama_cpp = "llama.cpp"
 
 
-@with_load_flags
+@with_flags("loading", LoadOptions)
 def bench(
     *,
     model: ModelName = "smollm2",
-    workload: Annotated[
-        list[str] | None,
-        typer.Option("--workload", "-w", help="Only this kind of work; repeatable.", rich_help_panel=WORK_PANEL),
-    ] = None,
+    workload: Annotated[list[str] | None, work("--workload", "-w", help="Only this kind of work; repeatable.")] = None,
     temperature: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--temperature", "--temp", help="Repeatable; default: 0 and 0.8, with --url 0.", rich_help_panel=WORK_PANEL
-        ),
+        list[float] | None, work("--temperature", "--temp", help="Repeatable; default: 0 and 0.8, with --url 0.")
     ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option("--url", help="Measure a running server instead, over HTTP.", rich_help_panel=SERVER_PANEL),
-    ] = None,
-    clients: Annotated[
-        str, typer.Option("--clients", metavar="N,N,…", help="With --url: at once.", rich_help_panel=SERVER_PANEL)
-    ] = CLIENTS,
-    api_key: Annotated[
-        str | None,
-        typer.Option("--api-key", envvar="FORERUN_API_KEY", help="The server's key.", rich_help_panel=SERVER_PANEL),
-    ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="All prompts, not a sample of each kind.", rich_help_panel=WORK_PANEL)
-    ] = False,
-    against: Annotated[
-        list[Against] | None,
-        typer.Option("--against", help="Another engine on the same prompts; repeatable.", rich_help_panel=WORK_PANEL),
-    ] = None,
+    url: Annotated[str | None, server(help="Measure a running server instead, over HTTP.")] = None,
+    clients: Annotated[str, server(metavar="N,N,…", help="With --url: at once.")] = CLIENTS,
+    api_key: Annotated[str | None, server(envvar="FORERUN_API_KEY", help="The server's key.")] = None,
+    full: Annotated[bool, work("--full", help="All prompts, not a sample of each kind.")] = False,
+    against: Annotated[list[Against] | None, work(help="Another engine on the same prompts; repeatable.")] = None,
     loading: LoadOptions,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Bars as a picture.", rich_help_panel=OUTPUT_PANEL),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON list on stdout, nothing else.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
+    plot: Annotated[Path | None, output_option(metavar="FILE", help="Bars as a picture.")] = None,
+    as_json: Annotated[bool, output_option("--json", help="Print a JSON list on stdout, nothing else.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure plain decoding and every way to draft, interleaved; texts that differ get no speed-up.
@@ -82,13 +56,10 @@ def bench(
         if not 0 <= value < float("inf"):
             raise ForerunError(f"--temperature {value}: give 0 or more")
     if url is not None:
-        refuse_with_url(
-            model=model != "smollm2",
-            against=bool(against),
-            plot=plot is not None,
-            **loading.changed(),
-        )
-        bench_server(*(url, api_key, clients, workload or [], temperatures), full=full, as_json=as_json, quiet=quiet)
+        others = {"--model": model != "smollm2", "--against": bool(against), "--plot": plot is not None}
+        for flag in [*(name for name, given in others.items() if given), *loading.given()]:
+            raise ForerunError(f"{flag} has no meaning with --url, where the server has its own model: drop it")
+        _bench_server(*(url, api_key, clients, workload or [], temperatures), full=full, as_json=as_json, quiet=quiet)
         return
     if clients != CLIENTS:
         raise ForerunError("--clients needs a server: give its address with --url")
@@ -129,3 +100,45 @@ def _check_plot(path: Path) -> None:
         raise ForerunError(f"--plot {path}: there is no folder {path.parent}")
     if not path.suffix:
         raise ForerunError(f"--plot {path}: say what kind of picture, for example {path}.png")
+
+
+def _bench_server(
+    url: str,
+    api_key: str | None,
+    clients: str,
+    workloads: list[str],
+    temperatures: list[float],
+    *,
+    full: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Measure and print."""
+    from forerun.bench.http_client import Address
+    from forerun.bench.http_load import measure_load, parse_clients, to_data
+    from forerun.bench.http_report import print_load
+
+    measuring = measure_load(
+        Address.of(url, api_key),
+        clients=parse_clients(clients),
+        workloads=workloads,
+        temperatures=temperatures,
+        full=full,
+        progress=terminal_progress(quiet),
+    )
+    try:
+        cells = asyncio.run(measuring)
+    except BaseExceptionGroup as errors:  # clients fail together when the server goes: one line is enough
+        raise next(_leaves(errors)) from None
+    if as_json:
+        print(json.dumps(to_data(cells)), flush=True)
+        return
+    print_load(cells, output_console())
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

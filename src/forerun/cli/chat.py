@@ -11,12 +11,17 @@ from typing import Annotated
 import typer
 
 from forerun.cli.chat_loop import ChatLoop, Read
-from forerun.cli.chat_media import check_files
 from forerun.cli.chat_session import Session
 from forerun.cli.chat_talkers import LocalTalker, Talker
-from forerun.cli.generation_flags import with_generation_flags
-from forerun.cli.load_flags import LoadOptions, with_load_flags
-from forerun.cli.options import MODEL_PANEL, OUTPUT_PANEL, Quiet
+from forerun.cli.flags import (
+    LoadOptions,
+    OptionalModelArgument,
+    Quiet,
+    model_option,
+    output_option,
+    with_flags,
+)
+from forerun.cli.generation_flags import check_options, with_generation_flags
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
 from forerun.options import GenerationOptions
@@ -26,33 +31,17 @@ HISTORY_LINES = 1000
 
 
 @with_generation_flags
-@with_load_flags
+@with_flags("loading", LoadOptions)
 def chat(
     *,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name; default: smollm2."),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="The same, as a flag.", rich_help_panel=MODEL_PANEL)
-    ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option("--url", help="Chat with a server, such as http://127.0.0.1:8000.", rich_help_panel=MODEL_PANEL),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option("--api-key", envvar="FORERUN_API_KEY", help="The server's key.", rich_help_panel=MODEL_PANEL),
-    ] = None,
+    name: OptionalModelArgument = None,
+    model: Annotated[str | None, model_option("--model", "-m", help="The same, as a flag.")] = None,
+    url: Annotated[str | None, model_option(help="Chat with a server, such as http://127.0.0.1:8000.")] = None,
+    api_key: Annotated[str | None, model_option(envvar="FORERUN_API_KEY", help="The server's key.")] = None,
     options: GenerationOptions,
     loading: LoadOptions,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="No markdown: the text as it comes.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
-    colour: Annotated[
-        bool,
-        typer.Option("--colour", "--color", help="Colour each token by its drafter.", rich_help_panel=OUTPUT_PANEL),
-    ] = False,
+    plain: Annotated[bool, output_option("--plain", help="No markdown: the text as it comes.")] = False,
+    colour: Annotated[bool, output_option("--colour", "--color", help="Colour each token by its drafter.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Talk to a model. /help lists the commands; without a terminal every line of stdin is a message."""
@@ -61,8 +50,7 @@ def chat(
     if options.raw:
         raise ForerunError("--raw uses no chat template, and a chat needs one: use forerun generate --raw")
     loading.check()
-    options.sampling()  # a typing mistake should not cost a model load
-    check_files(options)
+    check_options(options)
     # Flags that were not given come as empty lists; None is what the library calls that.
     options = replace(
         options, logit_bias=options.logit_bias or None, suppress=options.suppress or None, stop=options.stop or None
@@ -86,10 +74,9 @@ def _engine(model: str, loading: LoadOptions, quiet: bool) -> Talker:
 
 
 def _server(url: str, api_key: str | None, model: str | None, loading: LoadOptions) -> Talker:
-    given = [flag for flag, is_given in loading.changed().items() if is_given]
-    if model is not None or given:
-        what = "a model" if model is not None else "--" + given[0].replace("_", "-")
-        raise ForerunError(f"--url: the server has its model already: drop {what}")
+    given = [repr(model)] if model is not None else loading.given()
+    if given:
+        raise ForerunError(f"--url: the server has its model already: drop {given[0]}")
     from forerun.cli.chat_remote import RemoteTalker
 
     return RemoteTalker(url, api_key)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from forerun.cli.chat_screen import (
     AnswerScreen,
-    ColourScreen,
     MarkdownScreen,
-    PlainScreen,
+    TextScreen,
     arm_style,
     outcome_line,
 )
@@ -124,7 +124,7 @@ class ChatLoop:
                     text.append(piece.text)
                 screen.show(piece)
 
-        with session.talker.answer(session.messages, session.options) as reply:
+        with closing(session.talker.answer(session.messages, session.options)) as reply:
             try:
                 follow(reply)
             except KeyboardInterrupt:
@@ -135,19 +135,18 @@ class ChatLoop:
             session.turns.append({"role": "assistant", "content": "".join(text)})
             outcome = reply.outcome()
         session.totals.add(outcome)
-        self._note(("stopped · " if self._pressed else "") + outcome_line(outcome))
+        told = outcome_line(outcome, sampled=session.options.temperature > 0)
+        self._note(("stopped · " if self._pressed else "") + told)
         if session.colour:
             self._legend([arm for arm in arms if arm])
         for warning in outcome.warnings:
             self._notes.print(f"forerun: warning: {warning}", markup=False, soft_wrap=True)
 
     def _screen(self) -> AnswerScreen:
-        terminal = self._out.is_terminal
-        if terminal and self._session.colour:
-            return ColourScreen(self._out)
-        if terminal and not self._plain:
+        colour = self._out.is_terminal and self._session.colour
+        if self._out.is_terminal and not colour and not self._plain:
             return MarkdownScreen(self._out)
-        return PlainScreen(self._out.file, terminal)
+        return TextScreen(self._out, colour)
 
     def _legend(self, arms: list[str]) -> None:
         from rich.text import Text

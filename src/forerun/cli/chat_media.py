@@ -10,20 +10,12 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.media.parts import Kind
-from forerun.media.sources import from_file, media_part
-from forerun.options import GenerationOptions
+from forerun.media.sources import from_file
 from forerun.text.content import MEDIA_KINDS
 from forerun.weights.home import expanded
 
 OPENAI_FORMATS = ("wav", "mp3")  # of sound; all others go in the form that vLLM added
 USUAL = {"image": "png", "video": "mp4", "audio": "wav"}  # where a file's name does not say
-
-
-def check_files(options: GenerationOptions) -> None:
-    """Files that cannot be read are found out before a model loads."""
-    for kind, files in options.media.items():
-        for file in files:
-            media_part(kind, file)
 
 
 def attached_part(kind: Kind, name: str) -> dict[str, str]:

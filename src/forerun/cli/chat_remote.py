@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from forerun.bench.http_client import Address
+from forerun.bench.http_client import Address, complaint, events
 from forerun.cli.chat_media import sent_content
 from forerun.cli.chat_talkers import Message, Outcome, Piece
 from forerun.errors import ForerunError
@@ -83,7 +82,7 @@ class RemoteTalker:
         except (OSError, HTTPException) as error:
             raise ForerunError(f"no answer from {self._address}: {error or type(error).__name__}") from error
         if response.status != 200:
-            raise ForerunError(f"{self._address} answers {response.status}: {_complaint(response.read())}")
+            raise ForerunError(f"{self._address} answers {response.status}: {complaint(response.read())}")
         return response
 
 
@@ -97,8 +96,6 @@ class RemoteReply:
 
     def __iter__(self) -> Iterator[Piece]:
         for event in events(self._response):
-            if "error" in event:
-                raise ForerunError(f"the server stopped: {_message(event)}")
             for name in ("usage", "forerun"):
                 if event.get(name) is not None:
                     self._summary[name] = event[name]
@@ -126,12 +123,7 @@ class RemoteReply:
             warnings=own.get("warnings", []),
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._response.close()  # the server notices and stops the work
 
 
@@ -157,30 +149,3 @@ def _drafter(token: Mapping[str, Any]) -> str:
     """Who drafted a token; nobody, where the model itself chose it."""
     source = str(token.get("source", ""))
     return {"model": "", "draft model": "model"}.get(source, source)
-
-
-def events(stream: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, up to [DONE]; comments are pings."""
-    try:
-        for line in stream:
-            if line.startswith(b"data:"):
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    return
-                yield json.loads(data)
-    except (OSError, HTTPException, ValueError) as error:
-        raise ForerunError(f"the connection broke: {error or type(error).__name__}") from error
-    raise ForerunError("the connection broke: the server ended it in the middle of the answer")
-
-
-def _complaint(data: bytes) -> str:
-    """The message in an error's body, or its beginning."""
-    try:
-        return _message(json.loads(data))
-    except (ValueError, AttributeError):
-        return data[:200].decode("utf-8", "replace")
-
-
-def _message(body: Mapping[str, Any]) -> str:
-    error = body.get("error")
-    return str(error.get("message", error)) if isinstance(error, dict) else str(error or body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from forerun.cli.chat_talkers import Outcome, Piece, saved_seconds
 
@@ -32,43 +32,33 @@ class AnswerScreen(Protocol):
         ...
 
 
-class PlainScreen:
-    """The text as it is, for pipes and `--plain`. Thoughts are no part of the answer and are left out."""
+class TextScreen:
+    """The text as it is, for pipes and `--plain`; or every token in the colour of its drafter.
 
-    def __init__(self, file: IO[str], terminal: bool) -> None:
-        self._file, self._terminal, self._last = file, terminal, "\n"
+    Thoughts are no part of the answer: without colours they are left out.
+    """
 
-    def show(self, piece: Piece) -> None:
-        text = clean(piece.text) if self._terminal else piece.text
-        if text and not piece.thought:
-            self._last = text[-1]
-            self._file.write(text)
-            self._file.flush()
-
-    def end(self) -> None:
-        if self._last != "\n":
-            self._file.write("\n")
-            self._file.flush()
-
-
-class ColourScreen:
-    """Every token in the colour of its drafter."""
-
-    def __init__(self, console: Console) -> None:
-        self._console, self._last = console, "\n"
+    def __init__(self, console: Console, colour: bool) -> None:
+        self._console, self._colour, self._last = console, colour, "\n"
 
     def show(self, piece: Piece) -> None:
         from rich.text import Text
 
-        text = clean(piece.text)
-        if text:
-            self._last = text[-1]
+        text = clean(piece.text) if self._console.is_terminal else piece.text
+        if not text or (piece.thought and not self._colour):
+            return
+        self._last = text[-1]
+        if self._colour:
             style = THOUGHT if piece.thought else arm_style(piece.arm)
             self._console.print(Text(text, style=style), end="", soft_wrap=True)
+        else:
+            self._console.file.write(text)
+            self._console.file.flush()
 
     def end(self) -> None:
         if self._last != "\n":
-            self._console.print()
+            self._console.file.write("\n")
+            self._console.file.flush()
 
 
 class MarkdownScreen:
@@ -160,7 +150,7 @@ def split_finished(text: str) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
-def outcome_line(outcome: Outcome) -> str:
+def outcome_line(outcome: Outcome, sampled: bool = False) -> str:
     """`128 tokens · 71.3 tok/s · 2.31 tokens/round · 0.8 s saved`."""
     parts = [f"{outcome.tokens} token{'' if outcome.tokens == 1 else 's'}"]
     if outcome.tokens_per_second:
@@ -169,8 +159,10 @@ def outcome_line(outcome: Outcome) -> str:
         parts.append(f"{outcome.tokens_per_round:.2f} tokens/round")
     if outcome.seconds_saved is not None:
         parts.append(saved_seconds(outcome.seconds_saved))
+    if sampled and outcome.seed is not None:
+        parts.append(f"seed {outcome.seed}")
     if outcome.length:
-        parts.append("cut off at its longest")
+        parts.append("length limit reached")
     if outcome.guaranteed is False:
         parts.append("same text as plain decoding: NOT GUARANTEED")
     return " · ".join(parts)

@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.cli.chat_media import attached_part, is_kept_content
 from forerun.cli.chat_talkers import Message, Outcome, Talker, saved_seconds
-from forerun.cli.generation_flags import parse_option
+from forerun.cli.generation_flags import SHORT_NAMES, parse_option
 from forerun.errors import ForerunError
 from forerun.media.parts import Kind
 from forerun.options import GenerationOptions
@@ -53,7 +53,6 @@ class Totals:
     seconds: float = 0.0  # of decoding, where it is known
     timed: int = 0  # tokens of those
     saved: float = 0.0
-    last: Outcome | None = None
 
     def add(self, outcome: Outcome) -> None:
         self.answers += 1
@@ -62,7 +61,6 @@ class Totals:
             self.seconds += outcome.tokens / outcome.tokens_per_second
             self.timed += outcome.tokens
         self.saved += outcome.seconds_saved or 0.0
-        self.last = outcome
 
     def line(self) -> str:
         rate = f" · {self.timed / self.seconds:.1f} tok/s" if self.seconds else ""
@@ -177,6 +175,7 @@ class Session:
             return " ".join(f"{name}={value}" for name, value in changed.items()) or "everything is at its default"
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
+        name = SHORT_NAMES.get(name, name)
         if name in NOT_SET_HERE:
             raise ForerunError(f"{name} is not set this way: {NOT_SET_HERE[name]}")
         if not equals:

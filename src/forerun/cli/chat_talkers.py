@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
+from forerun.cli.generation_flags import check_options
 from forerun.media.parts import Kind
 from forerun.media.reading import check_kind
 from forerun.options import GenerationOptions
@@ -40,17 +40,17 @@ class Outcome:
     seconds_saved: float | None = None
     seed: int | None = None
     guaranteed: bool | None = None
-    length: bool = False  # cut off at its longest
+    length: bool = False  # the limit on tokens ended it
     warnings: Sequence[str] = field(default_factory=list)
 
 
 def saved_seconds(seconds: float) -> str:
     """`0.8 s saved`, or lost."""
-    return f"{abs(seconds):.1f} s {'saved' if seconds >= 0 else 'lost'}"
+    return f"{abs(seconds):.1f} s {'saved' if round(seconds, 1) >= 0 else 'lost'}"
 
 
 class Reply(Protocol):
-    """One answer: iterate for its pieces. Leaving the `with` block stops it."""
+    """One answer: iterate for its pieces."""
 
     def __iter__(self) -> Iterator[Piece]: ...
 
@@ -62,11 +62,9 @@ class Reply(Protocol):
         """So far."""
         ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def close(self) -> None:
+        """Stop it."""
+        ...
 
 
 class Talker(Protocol):
@@ -95,11 +93,7 @@ class LocalTalker:
         self._format = format_of(model.tokenizer)
 
     def check(self, options: GenerationOptions) -> None:
-        options.sampling()
-        if options.lang_bias is not None:
-            from forerun.sample.language import parse_language_bias
-
-            parse_language_bias(options.lang_bias)
+        check_options(options)
 
     def check_media(self, kind: Kind) -> None:
         check_kind(self.name, self._model.media, kind)
@@ -152,12 +146,7 @@ class LocalReply:
             warnings=response.warnings,
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._generation.close()
 
 

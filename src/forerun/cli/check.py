@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from forerun.cli.byte_sizes import readable_bytes
-from forerun.cli.options import (
-    AsJson,
-    Device,
-    Dtype,
-    MaxContext,
-    Precision,
-    Quantization,
-    Quantize,
-    Quiet,
-    require_positive,
-)
-from forerun.cli.tables import output_console, print_table, unnamed_columns
+from forerun.cli.flags import AsJson, ModelArgument, ModelOptions, Quiet, with_flags
 from forerun.cli.terminal_progress import terminal_progress
+from forerun.tables import output_console, print_table, readable_bytes, unnamed_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,27 +16,13 @@ if TYPE_CHECKING:
     from forerun.inspection import CheckReport
 
 
-def check(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name.")],
-    device: Device = "auto",
-    dtype: Dtype = Precision.auto,
-    quantize: Quantize = Quantization.auto,
-    max_context: MaxContext = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
+@with_flags("loading", ModelOptions)
+def check(*, model: ModelArgument, loading: ModelOptions, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Inspect a model: its size, the memory plan, and the exactness probe."""
-    require_positive("--max-context", max_context)
+    loading.check()
     import forerun
 
-    report = forerun.inspect_model(
-        model,
-        device=device,
-        dtype=dtype.value,
-        quantize=quantize.value,
-        max_context=max_context,
-        progress=terminal_progress(quiet),
-    )
+    report = forerun.inspect_model(model, progress=terminal_progress(quiet), **loading.arguments())
     if as_json:
         print(json.dumps(report_to_dict(report), ensure_ascii=False), flush=True)
     else:
@@ -58,25 +31,15 @@ def check(
 
 def report_to_dict(report: CheckReport) -> dict[str, Any]:
     """The report as plain data, for `--json`."""
+    about = ("family", "parameters", "layers", "hidden", "vocab", "context", "dtype", "drafters")
+    memory = ("weights_bytes", "page_bytes", "cache_tokens", "cache_bytes")
     return {
-        "family": report.family,
-        "parameters": report.parameters,
-        "layers": report.layers,
-        "hidden": report.hidden,
-        "vocab": report.vocab,
-        "context": report.context,
-        "dtype": report.dtype,
-        "drafters": list(report.drafters),
-        "memory": {
-            "weights_bytes": report.weights_bytes,
-            "page_bytes": report.page_bytes,
-            "cache_tokens": report.cache_tokens,
-            "cache_bytes": report.cache_bytes,
-        },
+        **{name: getattr(report, name) for name in about},
+        "memory": {name: getattr(report, name) for name in memory},
         "probe": [{"width": width, "same": same} for width, same in report.probe],
         "guaranteed": report.guaranteed,
         "exactness_cost": report.exactness_cost,
-        "notes": list(report.notes),
+        "notes": report.notes,
     }
 
 

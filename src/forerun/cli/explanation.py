@@ -1,4 +1,4 @@
-"""`--explain`: what each arm did for an answer, how far its drafts went, and what it saved."""
+"""What `forerun generate` says about an answer: a line of statistics, and with `--explain` what each arm did."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def print_explanation(response: Response) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(file=sys.stderr, highlight=False, width=None if sys.stderr.isatty() else 120)
+    console = Console(file=sys.stderr, highlight=False, width=120)
     table = Table("arm", box=None)
     for name in ("rounds", "drafts/round", "accepted", "tokens/round", "ms/token"):
         table.add_column(name, justify="right")
@@ -46,3 +46,28 @@ def explanation_lines(response: Response) -> list[str]:
             f"saved against plain decoding, by its rounds measured in this run: {response.seconds_saved:.2f} s"
         )
     return lines
+
+
+def statistics_line(response: Response, *, sampled: bool, rejection: bool) -> str:
+    """`128 tokens · 71.3 tok/s · 2.31 tokens/round · 61 % of drafts accepted · lookup · same text … guaranteed`."""
+    count = response.completion_tokens
+    parts = [f"{count} token{'' if count == 1 else 's'}", f"{response.tokens_per_second:.1f} tok/s"]
+    if response.rounds:
+        parts.append(f"{response.tokens_per_round:.2f} tokens/round")
+    if response.drafted:
+        parts.append(f"{100 * response.accepted / response.drafted:.0f} % of drafts accepted")
+    else:
+        parts.append("no drafts")
+    parts.append("plain decoding" if response.draft == "off" else response.draft)
+    if sampled:
+        parts.append(f"seed {response.seed}")
+    parts.append(f"same text as plain decoding: {_promise(response, rejection)}")
+    if response.finish_reason == "cancelled":
+        parts.insert(0, "interrupted")
+    return " · ".join(parts)
+
+
+def _promise(response: Response, rejection: bool) -> str:
+    if response.guaranteed:
+        return "guaranteed"
+    return "not promised (rejection keeps the distribution)" if rejection else "NOT GUARANTEED"

@@ -8,15 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from forerun.cli.chat_media import check_files
-from forerun.cli.explanation import print_explanation
-from forerun.cli.generation_flags import with_generation_flags
-from forerun.cli.load_flags import LoadOptions, with_load_flags
-from forerun.cli.options import OUTPUT_PANEL, AsJson, ModelName, Quiet
+from forerun.cli.explanation import print_explanation, statistics_line
+from forerun.cli.flags import AsJson, LoadOptions, ModelName, Quiet, output_option, panel, with_flags
+from forerun.cli.generation_flags import check_options, with_generation_flags
 from forerun.cli.prompt import read_prompt
-from forerun.cli.statistics_line import statistics_line
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
 from forerun.options import PROMPT, GenerationOptions
@@ -25,6 +20,7 @@ if TYPE_CHECKING:
     from forerun.language_model import Generation
     from forerun.response import Chunk, Response
 
+prompt_option = panel(PROMPT)
 JSON_KEYS = (
     *("text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
     *("seconds", "tokens_per_second", "draft", "guaranteed", "seed"),
@@ -33,23 +29,15 @@ JSON_KEYS = (
 
 
 @with_generation_flags
-@with_load_flags
+@with_flags("loading", LoadOptions)
 def generate(
     *,
     model: ModelName = "smollm2",
-    prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", "-p", help="What to answer; - reads stdin.", rich_help_panel=PROMPT),
-    ] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option("--prompt-file", help="Read the prompt from a file.", rich_help_panel=PROMPT)
-    ] = None,
+    prompt: Annotated[str | None, prompt_option("--prompt", "-p", help="What to answer; - reads stdin.")] = None,
+    prompt_file: Annotated[Path | None, prompt_option(help="Read the prompt from a file.")] = None,
     options: GenerationOptions,
     loading: LoadOptions,
-    explain: Annotated[
-        bool,
-        typer.Option("--explain", help="A table on stderr: what each arm did.", rich_help_panel=OUTPUT_PANEL),
-    ] = False,
+    explain: Annotated[bool, output_option("--explain", help="A table on stderr: what each arm did.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -57,8 +45,7 @@ def generate(
     _refuse_contradictions(options, loading)
     loading.check()
     text = read_prompt(prompt, prompt_file)
-    _check_sampling(options)
-    check_files(options)
+    check_options(options)
 
     import forerun
 
@@ -90,15 +77,6 @@ def _refuse_contradictions(options: GenerationOptions, loading: LoadOptions) -> 
         raise ForerunError(f"--draft {draft} uses no MTP head: drop --head, or use --draft mtp")
     if "" in options.stops:
         raise ForerunError("--stop is empty: give the text to stop at")
-
-
-def _check_sampling(options: GenerationOptions) -> None:
-    """The library checks these too, but a typing mistake should not cost a model load."""
-    options.sampling()
-    if options.lang_bias is not None:
-        from forerun.sample.language import parse_language_bias
-
-        parse_language_bias(options.lang_bias)
 
 
 def _follow(answer: Generation, show: bool) -> bool:

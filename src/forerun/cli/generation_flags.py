@@ -1,55 +1,96 @@
-"""A flag for every generation option, made of its declaration in `forerun.options`."""
+"""What is typed in another form than the options of a generation have: by flags, and behind `/set` in a chat."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import Field, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-import typer
-
-from forerun.cli.flag_groups import with_flags
-from forerun.cli.options import parse_draft_tokens, parse_logit_bias, parse_suppress, require_positive
+from forerun.cli.flags import Typed, require_positive, with_flags
 from forerun.errors import ForerunError
+from forerun.media.sources import media_part
 from forerun.options import GenerationOptions
 
-# What is typed in another form than the library takes: its type on the command line, and how to read it.
-TYPED: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+
+def parse_draft_tokens(text: str) -> int | str:
+    """`auto`, or how many tokens to draft per round."""
+    if text == "auto":
+        return text
+    count = _parse_integer(text)
+    if count is None or count < 1:
+        raise ForerunError(f"--draft-tokens {text}: give auto or a whole number from 1 up (to not draft: --draft off)")
+    return count
+
+
+def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
+    """`["5=-2,7=1.5", "9=3"]` → `{5: -2.0, 7: 1.5, 9: 3.0}`."""
+    biases: dict[int, float] = {}
+    for part in _split_commas(texts):
+        name, equals, value = part.partition("=")
+        token, bias = _parse_integer(name), _parse_number(value)
+        if not equals or token is None or token < 0 or bias is None:
+            raise ForerunError(f"--logit-bias {part}: write ID=BIAS,ID=BIAS with token ids, for example 11=-5,42=2.5")
+        if token in biases:
+            raise ForerunError(f"--logit-bias gives token {token} twice: keep one of them")
+        biases[token] = bias
+    return biases
+
+
+def parse_suppress(texts: Sequence[str]) -> frozenset[int]:
+    """`["1,2", "3"]` → `{1, 2, 3}`."""
+    tokens = set()
+    for part in _split_commas(texts):
+        token = _parse_integer(part)
+        if token is None or token < 0:
+            raise ForerunError(f"--suppress {part}: give token ids separated by commas, for example 11,42")
+        tokens.add(token)
+    return frozenset(tokens)
+
+
+def _split_commas(texts: Sequence[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",")]
+
+
+def _parse_integer(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _parse_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+TYPED: Typed = {
     "logit_bias": (list[str] | None, lambda texts: parse_logit_bias(texts or [])),
     "suppress": (list[str] | None, lambda texts: parse_suppress(texts or [])),
     "stop": (list[str] | None, lambda texts: texts or []),
     **dict.fromkeys(("images", "videos", "audio"), (list[str] | None, lambda files: files or None)),
     "draft_tokens": (str, parse_draft_tokens),
 }
+with_generation_flags = with_flags("options", GenerationOptions, TYPED)
+# As on the command line: temp → temperature, n → max_tokens.
+SHORT_NAMES = {
+    flag.lstrip("-"): entry.name for entry in fields(GenerationOptions) for flag in entry.metadata.get("flags", ())
+}
 
 
-def with_generation_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with these flags in place of its parameter `options`, which it gets as `GenerationOptions`."""
-    flags = [_parameter(entry) for entry in fields(GenerationOptions)]
-    return with_flags(command, "options", flags, _options)
+def check_options(options: GenerationOptions) -> None:
+    """The library checks these too, but a typing mistake or a missing file should not cost a model load."""
+    require_positive("--max-tokens", options.max_tokens)
+    options.sampling()
+    if options.lang_bias is not None:
+        from forerun.sample.language import parse_language_bias
 
-
-def _options(values: dict[str, Any]) -> GenerationOptions:
-    require_positive("--max-tokens", values["max_tokens"])
-    return GenerationOptions(**values | {name: read(values[name]) for name, (_, read) in TYPED.items()})
-
-
-def _parameter(entry: Field[Any]) -> inspect.Parameter:
-    """What typer makes one flag of."""
-    facts = entry.metadata
-    flag = facts.get("flag", "--" + entry.name.replace("_", "-"))
-    option = typer.Option(
-        *(flag, *facts.get("flags", ())),
-        help=facts["help"],
-        metavar=facts.get("metavar"),
-        rich_help_panel=facts["topic"],
-    )
-    typed = TYPED[entry.name][0] if entry.name in TYPED else get_type_hints(GenerationOptions)[entry.name]
-    return inspect.Parameter(
-        entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=Annotated[typed, option]
-    )
+        parse_language_bias(options.lang_bias)
+    for kind, files in options.media.items():
+        for file in files:
+            media_part(kind, file)
 
 
 def parse_option(name: str, text: str) -> Any:

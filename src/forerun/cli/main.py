@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_BROKEN_PIPE
+    except SystemExit:  # what rich makes of a broken pipe
+        return EXIT_BROKEN_PIPE
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -47,9 +49,11 @@ def _decode(data: bytes, source: str) -> str:
 
 
 def require_unicode(text: str, source: str) -> str:
-    """The text, unless bytes that are none came with it."""
-    try:
+    """The text, unless bytes that are none came with it. UTF-8 stays UTF-8 where the locale says ASCII."""
+    with contextlib.suppress(UnicodeEncodeError):
         text.encode("utf-8")
-    except UnicodeEncodeError as error:
+        return text
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError as error:
         raise ForerunError(f"{source} is not UTF-8 text: convert it first") from error
-    return text

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from forerun.cli.load_flags import LoadOptions, with_load_flags
-from forerun.cli.options import MODEL_PANEL, OUTPUT_PANEL, ModelName, Quiet
+from forerun.cli.flags import (
+    LoadOptions,
+    ModelName,
+    OptionalModelArgument,
+    Quiet,
+    model_option,
+    output_option,
+    with_flags,
+)
 from forerun.cli.serve_screen import print_address, print_plan, print_settings
-from forerun.cli.settings_flags import with_settings_flags
 from forerun.cli.sources import Sources, with_sources
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
@@ -22,35 +25,21 @@ if TYPE_CHECKING:
     from forerun.language_model import LanguageModel
 
 
-class LogLevel(StrEnum):
-    """How much the server tells while it runs."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @with_sources
-@with_settings_flags
-@with_load_flags
+@with_flags("settings", ServeSettings)
+@with_flags("loading", LoadOptions)
 def serve(
     *,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name; default: smollm2."),
-    ] = None,
+    name: OptionalModelArgument = None,
     model: ModelName = "smollm2",
     settings: ServeSettings,
     loading: LoadOptions,
-    log_level: Annotated[
-        LogLevel, typer.Option("--log-level", help="How much to tell.", rich_help_panel=OUTPUT_PANEL)
-    ] = LogLevel.info,
+    log_level: Annotated[LogLevel, output_option(help="How much to tell.")] = "info",
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Load the model, print settings and memory plan, end.", rich_help_panel=MODEL_PANEL
-        ),
+        bool, model_option("--dry-run", help="Load the model, print settings and memory plan, end.")
     ] = False,
     quiet: Quiet = False,
     sources: Sources,
@@ -67,7 +56,7 @@ def serve(
 
     check_settings(settings)
     if not quiet or dry_run:
-        others = {"model": model, "log_level": log_level.value, "quiet": quiet, **loading.arguments()}
+        others = {"model": model, "log_level": log_level, "quiet": quiet, **loading.arguments()}
         print_settings(settings, others, sources)
     if dry_run:
         print_plan(_load(model, loading, quiet))
@@ -87,7 +76,7 @@ def _start(model: str, loading: LoadOptions, settings: ServeSettings, level: Log
         return loaded
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=level.upper())
-    if level is LogLevel.info:
+    if level == "info":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its greeting says what we have printed
     run_server(load, settings, model)
 
@@ -102,6 +91,6 @@ def _model(name: str | None, model: str, sources: Sources) -> tuple[str, Sources
     """The model's name from the argument or the flag: the argument is part of the command line, too."""
     if name is None:
         return model, sources
-    if sources.on_command_line("model") and model != name:
+    if sources.get("model") == "--model" and model != name:
         raise ForerunError(f"two models are named, {name!r} and --model {model!r}: give one of them")
-    return name, Sources({**sources.by_name, "model": "command line"})
+    return name, {**sources, "model": "command line"}

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.byte_sizes import readable_bytes
 from forerun.cli.sources import Sources
-from forerun.cli.tables import output_console, print_table, unnamed_columns
 from forerun.serve.settings import ServeSettings
+from forerun.tables import output_console, print_table, readable_bytes, unnamed_columns
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 def print_settings(settings: ServeSettings, others: Mapping[str, Any], sources: Sources) -> None:
     """One line per setting that is not at its default, with who set it."""
     table = unnamed_columns(3, "settings")
-    table.add_row("model", str(others["model"]), sources.of("model") or "default")
+    table.add_row("model", str(others["model"]), sources.get("model", "default"))
     for name, value in (*others.items(), *shown_values(settings).items()):
-        source = sources.of(name)
+        source = sources.get(name)
         if source is not None and name != "model":
             table.add_row(name.replace("_", "-"), str(value), source)
     print_table(table, output_console())

@@ -8,16 +8,15 @@ import inspect
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from functools import wraps
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.models import OptionInfo
 
+from forerun.cli.flags import flag_of, with_parameters
 from forerun.errors import ForerunError
 
 PREFIX = "FORERUN_"
@@ -39,19 +38,7 @@ Config = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Who set what: only settings that are not at their default are in it."""
-
-    by_name: Mapping[str, str]  # port → "--port", "FORERUN_PORT" or the name of the file
-
-    def of(self, name: str) -> str | None:
-        """None: nobody set it."""
-        return self.by_name.get(name)
-
-    def on_command_line(self, name: str) -> bool:
-        """Was it typed as a flag?"""
-        return self.by_name.get(name, "").startswith("--")
+Sources = Mapping[str, str]  # who set what: port → "--port", "FORERUN_PORT" or the name of the file; not in it: nobody
 
 
 def variable(name: str) -> str:
@@ -84,13 +71,11 @@ def with_sources(command: Callable[..., None]) -> Callable[..., None]:
     def run(*, context: typer.Context, config: Path | None, **given: Any) -> None:
         check_variables(os.environ, kinds)
         names = {name: source.name for name in given if (source := context.get_parameter_source(name)) is not None}
-        words = {COMMAND_LINE: _flag, ENVIRONMENT: variable, FILE: lambda _: str(config)}
+        words = {COMMAND_LINE: flag_of, ENVIRONMENT: variable, FILE: lambda _: str(config)}
         set_by = {name: words[kind](name) for name, kind in names.items() if kind in words}
-        command(**given, sources=Sources(set_by))
+        command(**given, sources=set_by)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    return with_parameters(run, parameters)
 
 
 def read_config(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +90,8 @@ def read_config(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in found.items():
         name = key.replace("-", "_")
         if name not in kinds:
-            raise ForerunError(f"{file}: there is no setting {key!r}: {_hint(name, kinds, _key)}")
+            hint = _hint(name, kinds, lambda known: known.replace("_", "-"))
+            raise ForerunError(f"{file}: there is no setting {key!r}: {hint}")
         if name in settings:
             raise ForerunError(f"{file}: {key} is there twice, with - and with _: keep one of them")
         wanted = _wanted(kinds[name], value)
@@ -138,9 +124,8 @@ def _wanted(kind: Any, value: Any) -> str | None:
         return None if number and isinstance(value, int) else "a whole number"
     if kind is float:
         return None if number else "a number"
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        choices = [str(choice.value) for choice in kind]
-        return None if value in choices else f"one of {', '.join(choices)}"
+    if get_origin(kind) is Literal:
+        return None if value in get_args(kind) else f"one of {', '.join(get_args(kind))}"
     if get_origin(kind) is list:
         good = isinstance(value, list) and all(isinstance(one, str) for one in value)
         return None if good else "a list of texts"
@@ -168,11 +153,3 @@ def _bare(annotation: Any) -> Any:
     if isinstance(kind, UnionType):
         (kind,) = (one for one in get_args(kind) if one is not type(None))
     return kind
-
-
-def _key(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

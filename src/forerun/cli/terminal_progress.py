@@ -10,6 +10,7 @@ from forerun.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
 
@@ -34,44 +35,31 @@ class RichProgress:
         self._bars = Bars(*columns, TimeElapsedColumn(), console=console, transient=True)
 
     def task(self, name: str, total: int | None = None) -> RichTask:
-        return RichTask(self, name, total)
-
-    def add(self, name: str, total: int | None) -> TaskID:
-        """Show a bar; the first one starts the display."""
-        if not self._bars.tasks:
-            self._bars.start()
-        return self._bars.add_task(name, total=total)
-
-    def advance(self, task: TaskID, amount: int) -> None:
-        self._bars.advance(task, amount)
-
-    def remove(self, task: TaskID) -> None:
-        """Take a bar away; the last one ends the display and gives the cursor back."""
-        self._bars.remove_task(task)
-        if not self._bars.tasks:
-            self._bars.stop()
+        return RichTask(self._bars, name, total)
 
 
 class RichTask:
-    """A bar that is there while its `with` block runs."""
+    """A bar that is there while its `with` block runs: the first one starts the display, the last one ends it."""
 
-    def __init__(self, progress: RichProgress, name: str, total: int | None) -> None:
-        self._progress = progress
-        self._name = name
-        self._total = total
+    def __init__(self, bars: Bars, name: str, total: int | None) -> None:
+        self._bars, self._name, self._total = bars, name, total
         self._id: TaskID | None = None
 
     def advance(self, amount: int = 1) -> None:
         if self._id is not None:
-            self._progress.advance(self._id, amount)
+            self._bars.advance(self._id, amount)
 
     def __enter__(self) -> Self:
-        self._id = self._progress.add(self._name, self._total)
+        if not self._bars.tasks:
+            self._bars.start()
+        self._id = self._bars.add_task(self._name, total=self._total)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._id is not None:
-            self._progress.remove(self._id)
+            self._bars.remove_task(self._id)
             self._id = None
+        if not self._bars.tasks:
+            self._bars.stop()  # and gives the cursor back

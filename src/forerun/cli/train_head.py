@@ -8,91 +8,40 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.options import MODEL_PANEL, Quiet, require_positive
+from forerun.cli.flags import ModelArgument, Quiet, model_option, panel, require_positive
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
 
-DATA_PANEL = "Data"
-TRAINING_PANEL = "Training"
+data, training = panel("Data"), panel("Training")
 DEFAULT_MINUTES = 30.0
 SEEDS = 2**32
 
 
 def train_head(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file, hub id, or built-in name.")],
+    model: ModelArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the head to.")],
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--prompts",
-            help="File or folder of prompts (text, JSON lines or list); may be given again. Default: built-in.",
-            rich_help_panel=DATA_PANEL,
-        ),
+        data(help="File or folder of prompts (text, JSON lines or list); may be given again. Default: built-in."),
     ] = None,
-    texts: Annotated[
-        Path | None,
-        typer.Option("--texts", help="Folder of texts for the built-in tasks.", rich_help_panel=DATA_PANEL),
-    ] = None,
-    count: Annotated[
-        int, typer.Option("--count", help="Prompts to answer at most.", rich_help_panel=DATA_PANEL)
-    ] = 40_000,
-    answer_tokens: Annotated[
-        int, typer.Option("--answer-tokens", help="Longest answer.", rich_help_panel=DATA_PANEL)
-    ] = 320,
-    evaluation: Annotated[
-        Path | None,
-        typer.Option("--evaluation", help="JSON lines to measure on; default: built-in.", rich_help_panel=DATA_PANEL),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--minutes", help="For everything; default: 30, or what --steps take.", rich_help_panel=TRAINING_PANEL
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", help="Optimiser steps.", rich_help_panel=TRAINING_PANEL)
-    ] = None,
-    start_from: Annotated[
-        Path | None,
-        typer.Option("--start-from", help="Head to train further; may become wider.", rich_help_panel=TRAINING_PANEL),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            "--rate", help="Highest learning rate; default: 1e-3, or 5e-4 from a head.", rich_help_panel=TRAINING_PANEL
-        ),
-    ] = None,
+    texts: Annotated[Path | None, data(help="Folder of texts for the built-in tasks.")] = None,
+    count: Annotated[int, data(help="Prompts to answer at most.")] = 40_000,
+    answer_tokens: Annotated[int, data(help="Longest answer.")] = 320,
+    evaluation: Annotated[Path | None, data(help="JSON lines to measure on; default: built-in.")] = None,
+    minutes: Annotated[float | None, training(help="For everything; default: 30, or what --steps take.")] = None,
+    steps: Annotated[int | None, training(help="Optimiser steps.")] = None,
+    start_from: Annotated[Path | None, training(help="Head to train further; may become wider.")] = None,
+    rate: Annotated[float | None, training(help="Highest learning rate; default: 1e-3, or 5e-4 from a head.")] = None,
     draft_vocab: Annotated[
-        str,
-        typer.Option(
-            "--draft-vocab",
-            metavar="N|auto",
-            help="Ids the head may draft; auto: few, or as --start-from.",
-            rich_help_panel=TRAINING_PANEL,
-        ),
+        str, training(metavar="N|auto", help="Ids the head may draft; auto: few, or as --start-from.")
     ] = "auto",
-    taps: Annotated[
-        str,
-        typer.Option(
-            "--taps", metavar="I,I,…|auto|none", help="Layers whose input it reads.", rich_help_panel=TRAINING_PANEL
-        ),
-    ] = "auto",
+    taps: Annotated[str, training(metavar="I,I,…|auto|none", help="Layers whose input it reads.")] = "auto",
     intermediate: Annotated[
-        int | None,
-        typer.Option(
-            "--intermediate",
-            help="Feed-forward width; default: the model's, or as --start-from.",
-            rich_help_panel=TRAINING_PANEL,
-        ),
+        int | None, training(help="Feed-forward width; default: the model's, or as --start-from.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of prompts and training.", rich_help_panel=TRAINING_PANEL)] = 0,
-    work: Annotated[
-        Path | None,
-        typer.Option("--work", help="Where to keep data and checkpoints.", rich_help_panel=TRAINING_PANEL),
-    ] = None,
-    device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …", rich_help_panel=MODEL_PANEL)
-    ] = "auto",
+    seed: Annotated[int, training(help="Of prompts and training.")] = 0,
+    work: Annotated[Path | None, training(help="Where to keep data and checkpoints.")] = None,
+    device: Annotated[str, model_option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Train a head on answers the model writes itself. Run it again to go on after an interruption."""
@@ -108,6 +57,10 @@ def train_head(
     size = _draft_vocab(draft_vocab)
     layers = _taps(taps)
 
+    if prompts and texts is None:
+        from forerun.train.prompts.files import read_prompts
+
+        read_prompts(prompts)  # what cannot be used is refused before a model is loaded for it
     from forerun.train.run import train_head as run
     from forerun.train.settings import Settings
 

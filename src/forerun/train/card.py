@@ -111,14 +111,17 @@ def figures(report: dict[str, Any]) -> list[str]:
         for title, key in (("greedy", "greedy"), ("temperature 0.8, coupled", "sampled"))
     ]
     for title, table in parts:
-        rows = {"all": table["all"], "all, loops left out": table["without_loops"], "loops": table["loops"]}
-        rows |= {f"all {length}": row for length, row in table.get("by_length", {}).items()} | table["by_category"]
+        rows = [("all", table["all"]), ("all, loops left out", table["without_loops"]), ("loops", table["loops"])]
+        rows += [(f"all {length}", row) for length, row in table.get("by_length", {}).items()]
+        rows += table["by_category"].items()  # the user named them, "all" perhaps
         lines += [
             f"### {title[0].upper()}{title[1:]}",
             "| prompts | answers | first draft | accepted prefix, draft 1–6 | tokens per round, depth 4 | depth 6 |",
             "|---|---|---|---|---|---|",
         ]
-        for name, row in rows.items():
+        for name, row in rows:
+            if row["answers"] == 0:
+                continue
             prefix = " ".join(f"{share:.2f}".lstrip("0") for share in row["prefix"])
             four, six = (row["tokens_per_round"][depth] for depth in ("4", "6"))
             lines.append(f"| {name} | {row['answers']} | {row['first']:.3f} | {prefix} | {four:.2f} | {six:.2f} |")

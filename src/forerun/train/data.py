@@ -117,8 +117,7 @@ class Writer:
         most = min(self.settings.prompt_tokens, self.target.config.context - self.settings.answer_tokens)
         if told:
             lengths, refused = [len(ids) for _, ids in encoded], len(fresh) - len(encoded)
-            known = survey([prompt for prompt, _ in encoded], lengths, most, repeated, evaluated, refused)
-            for line in known.lines():
+            for line in survey([prompt for prompt, _ in encoded], lengths, most, repeated, evaluated, refused):
                 self.log(line)
         return [(prompt, ids) for prompt, ids in encoded if len(ids) <= most]
 

@@ -34,6 +34,7 @@ class Measured:
     tokens: int
 
 
+@torch.inference_mode()
 def evaluate(
     head: Head,
     prompts: Sequence[tuple[str, list[int]]],
@@ -46,24 +47,6 @@ def evaluate(
     seed: int,
 ) -> list[Measured]:
     """Answers to (category, ids) measured; `order` has all ids, the most frequent first."""
-    found: list[Measured] = []
-    for start in range(0, len(prompts), PROMPTS_AT_ONCE):
-        some = prompts[start : start + PROMPTS_AT_ONCE]
-        found += _measure(head, some, ends, order, vocabularies, temperature, tokens, seed + start)
-    return found
-
-
-@torch.inference_mode()
-def _measure(
-    head: Head,
-    prompts: Sequence[tuple[str, list[int]]],
-    ends: frozenset[int],
-    order: Tensor,
-    vocabularies: Sequence[int],
-    temperature: float,
-    tokens: int,
-    seed: int,
-) -> list[Measured]:
     target = head.target
     generator = torch.Generator(device=target.device)
 

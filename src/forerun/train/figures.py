@@ -9,7 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from forerun.progress import Progress
-from forerun.train.evaluate import VOCABULARIES, Measured, choose_vocabulary, evaluate, table, tokens_per_round
+from forerun.train.evaluate import (
+    PROMPTS_AT_ONCE,
+    VOCABULARIES,
+    Measured,
+    choose_vocabulary,
+    evaluate,
+    table,
+    tokens_per_round,
+)
 from forerun.train.head import Head
 from forerun.train.prompts.questions import Question
 
@@ -48,10 +56,7 @@ def measure(
     with progress.task("evaluating", 2 * len(groups)) as task:
         for name, heat in (("greedy", 0.0), ("sampled", SAMPLED)):
             for group, some in groups.items():
-                ids = [(one.question.category, one.ids) for one in some]
-                measured[name][group] = evaluate(
-                    head, ids, ends, order, wanted, temperature=heat, tokens=tokens, seed=SEED
-                )
+                measured[name][group] = _evaluated(head, some, ends, order, wanted, heat, tokens)
                 task.advance()
     every = [one for found in measured["greedy"].values() for one in found]
     chosen, rates = choose_vocabulary(every, full, sizes)
@@ -63,6 +68,23 @@ def measure(
         },
         "draft_vocab": {"size": size, "tokens_per_round": rates},
     }
+
+
+def _evaluated(
+    head: Head,
+    asked: Sequence[Asked],
+    ends: frozenset[int],
+    order: Tensor,
+    sizes: Sequence[int],
+    heat: float,
+    tokens: int,
+) -> list[Measured]:
+    """So many at once that the memory of a GPU holds the head's outputs for all of them."""
+    found: list[Measured] = []
+    for start in range(0, len(asked), PROMPTS_AT_ONCE):
+        some = [(one.question.category, one.ids) for one in asked[start : start + PROMPTS_AT_ONCE]]
+        found += evaluate(head, some, ends, order, sizes, temperature=heat, tokens=tokens, seed=SEED + start)
+    return found
 
 
 def _groups(asked: Sequence[Asked]) -> dict[tuple[str, bool], list[Asked]]:
@@ -87,7 +109,5 @@ def rate_with_ids(
     """Greedy tokens per round at depth 4 with another draft vocabulary: the first ids of `order`."""
     accepted = []
     for some in _groups(asked).values():
-        ids = [(one.question.category, one.ids) for one in some]
-        found = evaluate(head, ids, ends, order, [size], temperature=0.0, tokens=tokens, seed=SEED)
-        accepted += [one.accepted[size] for one in found]
+        accepted += [one.accepted[size] for one in _evaluated(head, some, ends, order, [size], 0.0, tokens)]
     return round(tokens_per_round(accepted, 4), 4)

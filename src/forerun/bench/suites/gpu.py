@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
-from forerun.bench.kernel_times import print_kinds, recorded
 from forerun.bench.random_model import ASSISTANTS, SHAPES, RandomCheckpoint
 from forerun.bench.step_weights import chosen_experts, pass_bytes, step_matrices
 from forerun.bench.timing import captured, device_seconds, wall_seconds
@@ -43,6 +43,7 @@ from forerun.models.layers.rows import Output, Pass
 from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress
 from forerun.sample.parameters import SamplingParams
+from forerun.weights.find import find
 
 CONTEXT = 2048
 DRAFT_VOCABULARY = 32768
@@ -161,12 +162,17 @@ def pass_seconds(engine: Engine, width: int) -> tuple[float, int]:
     return seconds, weights
 
 
-def profile(engine: Engine) -> None:
-    """Prints where the time of a narrow and of a wide pass goes."""
+def print_kernels(engine: Engine) -> None:
+    """Where the time of a narrow and of a wide pass goes, kernel by kernel."""
     running(engine, "off", None)
     engine.settle()
     for width in (1, 8):
-        print_kinds(f"a pass of width {width}", recorded(captured(pass_of(engine, width))))
+        replay = captured(pass_of(engine, width))
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            replay()
+            torch.cuda.synchronize()
+        print(f"a pass of width {width}:", flush=True)
+        print(found.key_averages().table(sort_by="self_device_time_total", row_limit=32), flush=True)
     stop(engine)
 
 
@@ -282,7 +288,7 @@ def measure(options: Namespace) -> dict[str, Any]:
             table[name] = cells = measure_subject(subject)
             show(name, cells)
             if options.profile:
-                profile(subject.engine)
+                print_kernels(subject.engine)
             del subject
             torch.cuda.empty_cache()
             for peer in PEERS[options.peer]:
@@ -293,7 +299,7 @@ def measure(options: Namespace) -> dict[str, Any]:
 def beside(name: str, peer: str, model: str, plain_ms: float) -> dict[str, float]:
     """What transformers takes for the same, or nothing where it does not run."""
     try:
-        folder = find_folder(model) if name == "smollm2" else None
+        folder = str(find(model)) if name == "smollm2" else None  # with the weights as safetensors
         milliseconds = 1e3 * transformers_seconds(SHAPES.get(name), folder, peer == "best")
     except Exception as error:  # noqa: BLE001 - whatever a peer dies of is a result, and no reason to stop
         print(f"{name}: transformers ({peer}) does not run here: {str(error).splitlines()[0]}", flush=True)
@@ -315,10 +321,3 @@ def built_in(model: str) -> Subject:
     loaded = load_model(model, device="cuda", max_context=CONTEXT)
     drafter = loaded.engine.drafters.by_name.get("mtp")
     return Subject("smollm2", loaded.engine, getattr(drafter, "head", None))
-
-
-def find_folder(model: str) -> str:
-    """The folder with the weights as safetensors."""
-    from forerun.weights.find import find
-
-    return str(find(model, progress=NullProgress()))

@@ -76,8 +76,7 @@ def run_server(server: ComparedServer, jobs: Sequence[Job], clients: int, cell: 
     before = server.loop_seconds() + time.process_time()
     answers, seconds = asyncio.run(closed_loop(jobs, clients, partial(ask, server.address, arm=cell.arm)))
     taken = server.loop_seconds() + time.process_time() - before
-    cell.rates.append(sum(answer.tokens for _, answer in answers) / seconds)
-    cell.answers += answers
+    cell.add(answers, seconds)
     return taken / seconds
 
 

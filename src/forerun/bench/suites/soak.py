@@ -90,7 +90,7 @@ class Soak:
         ]
         deadline = time.monotonic() + FILLED_WITHIN
         while time.monotonic() < deadline:
-            state = await self._server.address.get("/stats")
+            state = await self._server.address.fetch("/stats")
             if state["running"] >= len(asked) or state["cache_usage"] > FULL:
                 break
             await asyncio.sleep(0.1)
@@ -144,7 +144,7 @@ class Soak:
             await asyncio.sleep(1.0)
 
     async def _line(self, now: float) -> str:
-        tally, state = self.tally, await self._server.address.get("/stats")
+        tally, state = self.tally, await self._server.address.fetch("/stats")
         return (
             f"{now:5.0f} s: {tally.right} right, {len(tally.wrong)} wrong, {len(tally.failed)} failed, "
             f"{tally.cancelled} hung up, {tally.tokens / now:.0f} tok/s, {tally.memory[-1][1] / 2**20:.0f} MiB, "
@@ -154,7 +154,7 @@ class Soak:
     async def _wait_until_idle(self) -> dict[str, Any]:
         deadline = time.monotonic() + IDLE_WITHIN
         while True:
-            state: dict[str, Any] = await self._server.address.get("/stats")
+            state: dict[str, Any] = await self._server.address.fetch("/stats")
             if is_idle(state) or time.monotonic() > deadline:
                 return state
             await asyncio.sleep(0.2)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import forerun
-from forerun.bench.peers import load_peer
+from forerun.bench.peers import PEERS
 from forerun.bench.runner import Cell, Runner, arms_of
 from forerun.bench.workloads import load_workloads
 from forerun.inspection import exactness_cost
@@ -42,7 +42,7 @@ def run_bench(
     if not full:
         chosen = [workload.sample(PAIRS) for workload in chosen]
     loaded = forerun.load(model, progress=progress, **loading)
-    others = [load_peer(name, model, loaded) for name in peers]
+    others = [PEERS[name](model, loaded) for name in peers]
     price = lowest_price(loaded)
     runner = Runner(loaded, arms_of(loaded), others, price or 1.0, progress)
     return BenchReport(runner.measure(chosen, temperatures), price)

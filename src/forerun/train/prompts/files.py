@@ -60,8 +60,8 @@ def _read(file: Path) -> list[Prompt]:
 def prompt_of(line: str, where: str) -> Prompt:
     """The prompt of one line of JSON, in any of the usual forms.
 
-    {"prompt"}; {"messages": [{"role", "content"}]}; {"conversations": [{"from", "value"}]}; {"instruction", "input"};
-    {"question", "context"}; {"text"}. A conversation goes up to the last thing the user says.
+    {"prompt"}; {"messages": [{"role", "content"}]}; {"conversations": [{"from", "value"}]}; {"instruction", "input" or
+    "context"}; {"question", "context"}; {"text"}. A conversation goes up to the last thing the user says.
     """
     return _prompt(_parsed(line, where), where)
 
@@ -86,13 +86,13 @@ def _parsed(text: str, where: str) -> Any:
 def _prompt(entry: Any, where: str) -> Prompt:
     if not isinstance(entry, dict):
         raise ForerunError(f"{where}: not an object with a field {FORMS}")
-    for field in ("messages", "conversations"):
-        if entry.get(field) is not None:
+    for field in ("messages", "conversations", "conversation", "prompt"):
+        if entry.get(field) is not None and (field != "prompt" or isinstance(entry[field], list)):
             return _conversation(entry[field], f"{where}: {field}")
     if entry.get("prompt") is not None:
         parts = [entry["prompt"]]
     elif entry.get("instruction") is not None:
-        parts = [entry["instruction"], entry.get("input")]
+        parts = [entry["instruction"], entry.get("input"), entry.get("context")]
     elif entry.get("question") is not None:
         parts = [entry.get("context"), entry["question"]]
     elif entry.get("text") is not None:
@@ -124,6 +124,10 @@ def _conversation(turns: Any, where: str) -> Prompt:
     for turn in turns:
         speaker = turn.get("role", turn.get("from"))
         text = turn.get("content", turn.get("value"))
+        if isinstance(text, list) and all(
+            isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in text
+        ):
+            text = "".join(part["text"] for part in text)
         if not isinstance(speaker, str) or speaker.lower() not in SPEAKERS:
             raise ForerunError(f"{where}: no speaker {speaker!r} is known; use user, assistant or system")
         if not isinstance(text, str):

@@ -6,31 +6,29 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from forerun.train.prompts import documents
-from forerun.train.prompts.facts import fact_prompt
-from forerun.train.prompts.material import read_material
-from forerun.train.prompts.passages import code_prompt, excerpt, long_text, notice, passage_prompt
+from forerun.train.prompts.passages import code_prompt, excerpt, long_text, notice, passage_prompt, reading_prompt
+from forerun.train.prompts.phrases import Phrases, casual, read_rules
 from forerun.train.prompts.prompt import Prompt
-from forerun.train.prompts.puzzles import puzzle_prompt
-from forerun.train.prompts.reading import reading_prompt
-from forerun.train.prompts.talk import talk_prompt
-from forerun.train.prompts.templates import casual, fill, template_prompt
-from forerun.train.prompts.translation import translation_prompt
 
-TEXTS = read_material("mixture")
+TEXTS = read_rules("mixture")
 ARTICLES = 64  # of the latest answers, to put together
 LONGEST = 6000  # characters, about 1400 tokens
 SHARES: dict[str, float] = TEXTS["shares"]
-WRITERS: dict[str, Callable[[random.Random], str]] = {
-    "templates": template_prompt,
-    "talk": talk_prompt,
-    "translation": translation_prompt,
-    "reading": reading_prompt,
-    "puzzles": puzzle_prompt,
-    "facts": fact_prompt,
-}
+RULES = {kind: read_rules(kind) for kind in ("templates", "talk", "translation", "puzzles", "facts")}
+
+
+def _phrase(kind: str, chance: random.Random) -> str:
+    """A prompt of one of the kinds that are rules alone."""
+    text = Phrases(RULES[kind], chance).fill("{prompt}")
+    return text if kind == "translation" else casual(text, chance)  # what is to be translated stays as it is
+
+
+WRITERS: dict[str, Callable[[random.Random], str]] = {kind: partial(_phrase, kind) for kind in RULES}
+WRITERS["reading"] = reading_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def _long_document(corpus: Corpus, chance: random.Random) -> str:
 def _with_system(text: str, chance: random.Random) -> Prompt:
     if chance.random() > 0.06:
         return text
-    system = fill(chance.choice(TEXTS["systems"]), chance)
+    system = Phrases(TEXTS, chance).fill("{systems}")
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
@@ -116,5 +114,5 @@ def next_turns(talks: Iterable[tuple[Prompt, str]], seed: int) -> Iterator[Promp
                 )
                 continue
         said = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        follow = casual(fill(chance.choice(TEXTS["follow_ups"]), chance), chance)
+        follow = casual(Phrases(TEXTS, chance).fill("{follow_ups}"), chance)
         yield [*said, {"role": "assistant", "content": answer}, {"role": "user", "content": follow}]

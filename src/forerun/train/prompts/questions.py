@@ -46,6 +46,6 @@ def _read(text: str, collection: str, where: str) -> list[Question]:
         if line.strip():
             prompt = prompt_of(line, f"{where}, line {number}")
             entry = json.loads(line)
-            category, long = str(entry.get("category", "all")), bool(entry.get("long"))
+            category, long = str(entry.get("category", "other")), bool(entry.get("long"))
             found.append(Question(collection, category, prompt, long))
     return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from forerun.train.prompts.prompt import Prompt
 
@@ -30,38 +29,6 @@ EXPECTED = ("question", "writing", "maths", "code", "summary")
 FEW = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What is known about some prompts before anything is trained on them."""
-
-    count: int
-    kinds: dict[str, int]
-    conversations: int  # with several turns
-    quantiles: list[int]  # tokens of a prompt at SHARES, and the longest
-    long: int
-    too_long: int
-    repeated: int  # equal to another one, or nearly
-    evaluated: int  # share eight words in a row with the evaluation
-    refused: int  # hold control tokens, or the chat template does not take them
-
-    def lines(self) -> list[str]:
-        """For people to read."""
-        kinds = ", ".join(f"{name} {count / max(self.count, 1):.0%}" for name, count in self.kinds.items())
-        at = ", ".join(f"{share:.0%} up to {tokens}" for share, tokens in zip(SHARES, self.quantiles, strict=False))
-        told = [
-            f"{self.count} prompts: {kinds}; {self.conversations} with several turns",
-            f"tokens: {at}, the longest {self.quantiles[-1]}; {self.long} over {LONG}",
-            f"left out: {self.repeated} that repeat another one, {self.evaluated} that share eight words in a row with "
-            f"the evaluation, {self.too_long} that are too long, {self.refused} that the chat template does not take",
-        ]
-        missing = [name for name in EXPECTED if self.kinds.get(name, 0) < FEW * self.count]
-        if self.long - self.too_long < FEW * self.count:
-            missing.append(f"inputs over {LONG} tokens")
-        if missing:
-            told.append(f"hardly any {', '.join(missing)}: the head will draft worse on such prompts")
-        return told
-
-
 def kind_of(prompt: Prompt) -> str:
     """What a prompt asks for, guessed from its words; what it asks stands at its beginning or its end."""
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
@@ -77,21 +44,28 @@ def nearly(prompt: Prompt) -> str:
 
 def survey(
     prompts: Sequence[Prompt], lengths: Sequence[int], most: int, repeated: int, evaluated: int, refused: int = 0
-) -> Survey:
-    """Of the prompts that are left once repeated, evaluated and refused ones are gone; `most`: tokens one may have."""
-    kinds = Counter(map(kind_of, prompts))
+) -> list[str]:
+    """Lines for people to read, about prompts of so many tokens; `most`: tokens that one may have.
+
+    Gone already are those that repeat another one, that share words with the evaluation, or that were refused.
+    """
+    kinds, count = Counter(map(kind_of, prompts)), max(len(prompts), 1)
+    shares = ", ".join(f"{name} {many / count:.0%}" for name, many in kinds.most_common())
     ordered = sorted(lengths) or [0]
-    return Survey(
-        count=len(prompts),
-        kinds=dict(kinds.most_common()),
-        conversations=sum(map(_goes_on, prompts)),
-        quantiles=[*(ordered[int(share * (len(ordered) - 1))] for share in SHARES), ordered[-1]],
-        long=sum(length > LONG for length in lengths),
-        too_long=sum(length > most for length in lengths),
-        repeated=repeated,
-        evaluated=evaluated,
-        refused=refused,
-    )
+    at = ", ".join(f"{share:.0%} up to {ordered[int(share * (len(ordered) - 1))]}" for share in SHARES)
+    long, too_long = (sum(length > limit for length in lengths) for limit in (LONG, most))
+    told = [
+        f"{len(prompts)} prompts: {shares}; {sum(map(_goes_on, prompts))} with several turns",
+        f"tokens: {at}, the longest {ordered[-1]}; {long} over {LONG}",
+        f"left out: {repeated} that repeat another one, {evaluated} that share eight words in a row with "
+        f"the evaluation, {too_long} that are too long, {refused} that the chat template does not take",
+    ]
+    missing = [name for name in EXPECTED if kinds[name] < FEW * len(prompts)]
+    if long - too_long < FEW * len(prompts):
+        missing.append(f"inputs over {LONG} tokens")
+    if missing:
+        told.append(f"hardly any {', '.join(missing)}: the head will draft worse on such prompts")
+    return told
 
 
 def _goes_on(prompt: Prompt) -> bool:
