@@ -222,3 +222,13 @@ def test_one_that_waits_can_be_paused(tmp_path: Path) -> None:
     for sequence in (first, paused, behind):
         machine.release(sequence)
     machine.pool.check([])
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_a_round_that_nobody_runs_in_decides_nothing(tmp_path: Path, uniform: bool) -> None:
+    """A device plans ahead for sequences that may all have ended, or given way, when the round is due."""
+    machine = engine(decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False))
+    run(machine, request([5, 6, 7], max_tokens=6))
+    assert machine.costs.known
+    machine.executor.uniform = uniform
+    assert machine._decide([]) == []

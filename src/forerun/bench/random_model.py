@@ -81,7 +81,7 @@ class RandomCheckpoint(Checkpoint):
     """Every tensor that is asked for exists, in the shape that is asked for; a name always gives the same numbers."""
 
     def __init__(self, config: dict[str, Any], device: torch.device) -> None:
-        self.path, self.config = Path("random weights"), config
+        super().__init__(Path("random weights"), config, [])
         self.device = device
 
     def names(self) -> set[str]:

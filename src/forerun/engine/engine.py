@@ -137,7 +137,7 @@ class Engine:
     def _decide(self, sequences: list[Sequence]) -> list[Turn]:
         """Arm and depth for each. Where a batch does not draft, or drafts with one arm, nobody is asked one by one."""
         arm, shared, drafts, others = self.executor.batch_arm, False, False, len(sequences) - 1
-        if others and any(sequence.policy.measures for sequence in sequences):
+        if others > 0 and any(sequence.policy.measures for sequence in sequences):
             able = sum(bool(s.arms) if arm is None else arm in s.arms for s in sequences)
             drafts = self._batch.drafts(able, len(sequences))
             shared = not drafts or arm is not None
@@ -150,7 +150,7 @@ class Engine:
             elif drafts and arm in sequence.arms and limit > 0:
                 decision = Decision(arm, min(ARMS[arm].first_depth, limit))
             turns.append(Turn(sequence, decision, shared=shared and policy.measures))
-        if others and not shared:
+        if others > 0 and not shared:
             wishes = [(turn.sequence.policy, turn.decision) for turn in turns]
             cut = cut_drafts(wishes, self.executor.costs_of(sequences), self.executor.uniform)
             for turn, decision in zip(turns, cut, strict=True):

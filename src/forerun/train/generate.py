@@ -105,46 +105,27 @@ def write(
     alive = torch.arange(rows, device=device)  # the row of the batch that each running row belongs to
     ended = torch.zeros(rows, dtype=torch.bool, device=device)
     positions = lengths.clone()
-    column = torch.zeros(1, dtype=torch.int64, device=device)  # of `out`
-
-    def step(index: int) -> None:
-        """Token `index` of every running row. All of it happens in place, so that it can be captured and replayed."""
+    for index in range(tokens):
         drawn = _gumbel(logits) if noise is None else noise(index, rows)[alive]
         chosen = (logits + heat * drawn).argmax(dim=-1)
-        out.index_put_((alive, column), torch.where(ended, -1, chosen))
-        ended.logical_or_((chosen[:, None] == stops).any(dim=1))
-        logits.copy_(target.step(chosen, positions, cache, length))
-        positions.add_(1)
-        column.add_(1)
-
-    for start in range(0, tokens, LOOK_IN):
-        stop = min(start + LOOK_IN, tokens)
-        length = min(width, -(-(longest + stop) // ALIGN) * ALIGN)
-        _repeat(step, range(start, stop), captured=device.type == "cuda" and noise is None)
-        if not keep_loops:
-            ended |= is_looping(out[alive, max(0, stop - TAIL) : stop])
-        going = (~ended).nonzero()[:, 0]
-        if len(going) == 0:
+        out[alive, index] = torch.where(ended, -1, chosen)
+        ended |= torch.isin(chosen, stops)
+        if index + 1 == tokens:
             break
-        if len(going) < 0.75 * len(alive):
-            cache.keep(going)
-            alive, positions, logits, heat = alive[going], positions[going], logits[going], heat[going]
-            ended = ended[going]
+        if index % LOOK_IN == LOOK_IN - 1:
+            if not keep_loops:
+                ended |= is_looping(out[alive, max(0, index + 1 - TAIL) : index + 1])
+            going = (~ended).nonzero()[:, 0]
+            if len(going) == 0:
+                break
+            if len(going) < 0.75 * len(alive):
+                cache.keep(going)
+                alive, positions, chosen, heat = alive[going], positions[going], chosen[going], heat[going]
+                ended = ended[going]
+        length = min(width, -(-(longest + index + 1) // ALIGN) * ALIGN)
+        logits = target.step(chosen, positions, cache, length)
+        positions = positions + 1
     return _collect(out, keep_loops)
-
-
-def _repeat(step: Callable[[int], None], steps: range, captured: bool) -> None:
-    """Run these steps. Captured, each is launched as one graph: the host is slower than hundreds of small kernels."""
-    if not captured or len(steps) < 3:
-        for index in steps:
-            step(index)
-        return
-    step(steps[0])  # whatever is set up at the first call must be there before the capture
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step(steps[1])
-    for _ in steps[1:]:
-        graph.replay()
 
 
 def _prefill(target: Target, tokens: Tensor, lengths: Tensor, cache: StaticCache) -> Tensor:
