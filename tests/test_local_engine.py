@@ -192,8 +192,7 @@ def test_a_slow_reader_pauses_alone(target: Decoder, monkeypatch: pytest.MonkeyP
         async with serving(language_model(target)) as local:
             (slow,) = await local.start([work(wishes[0])])
             assert tokens(await ask(local, wishes[1])) == alone[1]
-            live = local._answers[slow]
-            assert live.sequence is not None and 8 < len(live.sequence.answer) < 30
+            assert slow.sequence is not None and 8 < len(slow.sequence.answer) < 30
             assert tokens(await read(slow)) == alone[0]
 
     asyncio.run(main())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
@@ -18,84 +18,71 @@ from forerun.language_model import LanguageModel
 from forerun.memory import return_freed_memory
 from forerun.sample.constraint import ConstraintStuck
 from forerun.sample.row import RowError
-from forerun.serve.engine_client import Ended, Work
+from forerun.serve.engine_client import Ended
 from forerun.serve.errors import ApiError
 from forerun.serve.local_answer import LocalAnswer
-from forerun.serve.tally import Bin, Tally, Times
+from forerun.serve.tally import Bin, Tally
 
 log = logging.getLogger("forerun")
 TIDY = 10.0  # seconds of rounds between two times that freed memory goes back
 HandOver = tuple[LocalAnswer, Sequence[Emission], Ended | Exception | None]
 
 
-@dataclass(slots=True, eq=False)
-class Live:
-    """An answer under way, as the engine's thread sees it."""
-
-    work: Work
-    answer: LocalAnswer
-    times: Times
-    sequence: Running | None = None
-    read: int = 0  # prompt tokens that the tally knows
-    texts: list[str] = field(default_factory=list)
-    counted: tuple[int, int, int] = (0, 0, 0)  # rounds, drafted and accepted that the tally knows
-
-
 class EngineRoom:
-    """Runs on the engine's thread; other threads may look at `lives`, `blocked` and `tally`."""
+    """Runs on the engine's thread; other threads may look at `answers`, `blocked` and `tally`."""
 
     def __init__(self, model: LanguageModel, tally: Tally, forget: Callable[[LocalAnswer], object]) -> None:
         """`forget`: told of answers whose event loop is gone."""
         self.model, self.engine, self.tally, self._forget = model, model.engine, tally, forget
-        self.lives: dict[int, Live] = {}  # by sequence
+        self.answers: dict[int, LocalAnswer] = {}  # by sequence
         self.blocked = False  # does anybody wait for room?
         self._tidied = time.perf_counter()
 
-    def submit(self, lives: Sequence[Live]) -> None:
+    def submit(self, answers: Sequence[LocalAnswer]) -> None:
         """All choices of a request, or none."""
         try:
-            for live in lives:
-                work = live.work
-                live.sequence = self.engine.submit(work.request, work.sink, work.constraint)
+            for answer in answers:
+                work = answer.work
+                answer.sequence = self.engine.submit(work.request, work.sink, work.constraint)
                 if work.request.media is not None:  # the sequence gives them up when its prompt has been read
-                    live.work = replace(work, request=replace(work.request, media=None))
-                self.lives[live.sequence.id] = live
+                    answer.work = replace(work, request=replace(work.request, media=None))
+                self.answers[answer.sequence.id] = answer
         except Exception as error:  # noqa: BLE001 - whatever it is, it is theirs
-            for live in lives:
-                self.release(live)
-            self._hand_over([(live.answer, (), client_error(error)) for live in lives])
+            for answer in answers:
+                self.release(answer)
+            self._hand_over([(answer, (), client_error(error)) for answer in answers])
 
-    def release(self, live: Live, reason: str = "abort") -> None:
+    def release(self, answer: LocalAnswer, reason: str = "abort") -> None:
         """Its reader wants no more, or it has ended: free all it holds. Safe any number of times."""
-        sequence = live.sequence
-        if sequence is not None and self.lives.get(sequence.id) is live:
+        sequence = answer.sequence
+        if sequence is not None and self.answers.get(sequence.id) is answer:
             self.engine.release(sequence)
-            live.times.ended = time.perf_counter()
-            self.tally.ended(self.lives, sequence)
-            self.tally.finished(reason, live.times, sequence)
+            answer.times.ended = time.perf_counter()
+            self.tally.ended(self.answers, sequence)
+            self.tally.finished(reason, answer.times, sequence)
 
-    def hold(self, live: Live, held: bool) -> None:
+    def hold(self, answer: LocalAnswer, held: bool) -> None:
         """Leave it out of the rounds, or take it in again."""
-        if live.sequence is not None and live.sequence.id in self.lives:
-            (self.engine.pause if held else self.engine.unpause)(live.sequence)
+        if answer.sequence is not None and answer.sequence.id in self.answers:
+            (self.engine.pause if held else self.engine.unpause)(answer.sequence)
 
     def delivered(self) -> None:
         """After a round: everything it gave goes over to the event loop in one call."""
         now = time.perf_counter()
         batch: list[HandOver] = []
         round = Bin(now)
-        for live in list(self.lives.values()):
-            sequence = live.sequence
+        for answer in list(self.answers.values()):
+            sequence = answer.sequence
             assert sequence is not None
-            if live.times.first is None:
-                self._begin(live, sequence, round)
+            if answer.times.first is None:
+                self._begin(answer, sequence, round)
             emissions = list(sequence.emissions)
             if emissions:
                 sequence.emissions.clear()
-                self._count(live, sequence, emissions, round)
-            last = self._last(live, sequence) if sequence.status is Status.FINISHED else None
+                self._count(answer, sequence, emissions, round)
+            last = self._last(answer, sequence) if sequence.status is Status.FINISHED else None
             if emissions or last is not None:
-                batch.append((live.answer, emissions, last))
+                batch.append((answer, emissions, last))
         self.blocked = bool(self.engine.scheduler.waiting)
         self.tally.round(round)
         self._hand_over(batch)
@@ -103,38 +90,38 @@ class EngineRoom:
             return_freed_memory()
             self._tidied = time.perf_counter()
 
-    def _begin(self, live: Live, sequence: Running, round: Bin) -> None:
+    def _begin(self, answer: LocalAnswer, sequence: Running, round: Bin) -> None:
         """How far its prompt has been read."""
-        if live.times.begun is None:
-            live.times.begun = sequence.admitted
-        read = min(max(live.read, sequence.cache.length), sequence.prompt_length)
-        round.read += read - live.read
-        live.read = read
+        if answer.times.begun is None:
+            answer.times.begun = sequence.admitted
+        read = min(max(answer.read, sequence.cache.length), sequence.prompt_length)
+        round.read += read - answer.read
+        answer.read = read
 
-    def _count(self, live: Live, sequence: Running, emissions: list[Emission], round: Bin) -> None:
-        live.texts += [emission.text for emission in emissions]
+    def _count(self, answer: LocalAnswer, sequence: Running, emissions: list[Emission], round: Bin) -> None:
+        answer.texts += [emission.text for emission in emissions]
         round.tokens += len(emissions)
-        counters, (rounds, drafted, accepted) = sequence.counters, live.counted
-        live.counted = (counters.rounds, counters.drafted, counters.accepted)
+        counters, (rounds, drafted, accepted) = sequence.counters, answer.counted
+        answer.counted = (counters.rounds, counters.drafted, counters.accepted)
         round.rounds += counters.rounds - rounds
         round.drafted += counters.drafted - drafted
         round.accepted += counters.accepted - accepted
-        times = live.times
+        times = answer.times
         if times.first is None:
-            times.first, live.answer.prompt_logprobs = round.began, sequence.prompt_logprobs
+            times.first, answer.prompt_logprobs = round.began, sequence.prompt_logprobs
         else:
             self.tally.between_tokens.add((round.began - times.latest) / len(emissions), len(emissions))
         times.latest = round.began
 
-    def _last(self, live: Live, sequence: Running) -> Ended | Exception:
+    def _last(self, answer: LocalAnswer, sequence: Running) -> Ended | Exception:
         """How it ended; its memory is free afterwards."""
-        reason, times = "error", live.times
+        reason, times = "error", answer.times
         try:
             if sequence.error is not None:
                 check_device(self.engine.pool.device, sequence.error)
                 raise sequence.error
-            tail = live.work.sink.flush()
-            response = self.model.response(sequence, "".join([*live.texts, tail]))
+            tail = answer.work.sink.flush()
+            response = self.model.response(sequence, "".join([*answer.texts, tail]))
             reason = response.finish_reason
             return Ended(
                 reason=reason,
@@ -149,7 +136,7 @@ class EngineRoom:
         except Exception as error:  # noqa: BLE001 - it is this answer's alone
             return client_error(error)
         finally:
-            self.release(live, reason)
+            self.release(answer, reason)
 
     def _hand_over(self, batch: list[HandOver]) -> None:
         """One call for each event loop that waits for any of it: there is one, but where tests have more."""
@@ -160,9 +147,9 @@ class EngineRoom:
             try:
                 loop.call_soon_threadsafe(hand_out, entries)
             except RuntimeError:  # it is closed: nobody reads any more
-                for live in [live for live in self.lives.values() if live.answer.loop is loop]:
-                    self.release(live)
-                    self._forget(live.answer)
+                for answer in [answer for answer in self.answers.values() if answer.loop is loop]:
+                    self.release(answer)
+                    self._forget(answer)
 
 
 class DeviceLost(Exception):

@@ -5,32 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from forerun.engine.sequence import Emission, Logprob
-from forerun.serve.engine_client import Ended
+from forerun.engine.sequence import Emission, Logprob, Status
+from forerun.engine.sequence import Sequence as Running
+from forerun.serve.engine_client import Ended, Work
+from forerun.serve.tally import Times
+
+if TYPE_CHECKING:
+    from forerun.serve.local_engine import LocalEngine
 
 MANY, FEW = 64, 16  # tokens that wait for a slow reader: its sequence pauses at many, and goes on at few
 
 
-class Keeper(Protocol):
-    """Who makes answers: told on the event loop what becomes of each."""
-
-    def hold(self, answer: LocalAnswer, held: bool) -> None:
-        """Its reader does not keep up, or does again."""
-        ...
-
-    def over(self, answer: LocalAnswer, abandoned: bool) -> None:
-        """It has ended; `abandoned`: its reader wants no more, whatever the engine still does."""
-        ...
-
-
 class LocalAnswer:
-    """Everything here happens on the loop that asked for it; the engine's thread only passes it on."""
+    """Belongs to the loop that asked for it, but for what the engine's thread knows of it: that it alone changes."""
 
-    def __init__(self, keeper: Keeper, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, keeper: LocalEngine, loop: asyncio.AbstractEventLoop, work: Work, times: Times) -> None:
         self.loop = loop
         self.prompt_logprobs: Sequence[Logprob] = ()
+        # The engine's thread:
+        self.work, self.times = work, times
+        self.sequence: Running | None = None
+        self.read = 0  # prompt tokens that the tally knows
+        self.texts: list[str] = []
+        self.counted = (0, 0, 0)  # rounds, drafted and accepted that the tally knows
+        # The loop:
         self._keeper = keeper
         self._items: deque[list[Emission] | Ended] = deque()
         self._failure: Exception | None = None
@@ -40,6 +40,16 @@ class LocalAnswer:
         self._held = False
         self._over = False  # nothing more will come
         self._closed = False  # nothing more will be read
+
+    @property
+    def waits(self) -> bool:
+        """Has its prompt not been begun?"""
+        return self.sequence is None or self.sequence.admitted is None
+
+    @property
+    def is_parked(self) -> bool:
+        """Does it wait for memory again?"""
+        return self.sequence is not None and self.sequence.status is Status.PARKED
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         """Unless it is over by then."""

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Literal
 
 from forerun.engine.request import Request
-from forerun.engine.sequence import Status
 from forerun.engine.thread import EngineThread
 from forerun.engine.warmup import warm_up
 from forerun.errors import ForerunError
@@ -20,7 +19,7 @@ from forerun.language_model import LanguageModel
 from forerun.progress import NullProgress, Progress
 from forerun.serve.daemon_threads import beside
 from forerun.serve.engine_client import EngineState, Work
-from forerun.serve.engine_room import EngineRoom, Live
+from forerun.serve.engine_room import EngineRoom
 from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.generation import too_long
 from forerun.serve.local_answer import LocalAnswer
@@ -42,7 +41,7 @@ class LocalEngine:
         self._status: Literal["loading", "ready", "draining", "broken"] = "loading"
         self._room: EngineRoom | None = None
         self._thread: EngineThread | None = None
-        self._answers: dict[LocalAnswer, Live] = {}  # not ended and not closed
+        self._answers: set[LocalAnswer] = set()  # not ended and not closed
         self._places = self.settings.max_running  # answers that may be in the making at once
         self._empty: asyncio.Event | None = None  # set when there are none left, while somebody waits for that
 
@@ -71,7 +70,7 @@ class LocalEngine:
         if scheduler.max_sequences < self.settings.max_running:
             log.warning("at most %d answers can be in the making at once", scheduler.max_sequences)
         scheduler.max_sequences = self._places = min(scheduler.max_sequences, self.settings.max_running)
-        self.model, self._room = model, EngineRoom(model, self.tally, lambda gone: self._answers.pop(gone, None))
+        self.model, self._room = model, EngineRoom(model, self.tally, self._answers.discard)
         self._thread = EngineThread(model.engine, self._room.delivered, died=self._died)
         self._status = "ready"
 
@@ -82,14 +81,14 @@ class LocalEngine:
             check(room.model, one.request)
         self._refuse_if_full(room, len(work))
         now, loop = time.perf_counter(), asyncio.get_running_loop()
-        lives = [Live(one, LocalAnswer(self, loop), Times(now)) for one in work]
-        if not thread.post(partial(room.submit, lives)):
+        answers = [LocalAnswer(self, loop, one, Times(now)) for one in work]
+        if not thread.post(partial(room.submit, answers)):
             raise unavailable("the engine has stopped")
-        for live in lives:
-            self._answers[live.answer] = live
-            live.answer.after(self.settings.queue_timeout, partial(self._waited_too_long, live))
-            live.answer.after(self.settings.request_timeout, partial(self._took_too_long, live))
-        return [live.answer for live in lives]
+        for answer in answers:
+            self._answers.add(answer)
+            answer.after(self.settings.queue_timeout, partial(self._waited_too_long, answer))
+            answer.after(self.settings.request_timeout, partial(self._took_too_long, answer))
+        return answers
 
     def _ready(self) -> tuple[EngineRoom, EngineThread]:
         if self._status == "broken":
@@ -102,9 +101,8 @@ class LocalEngine:
 
     def _refuse_if_full(self, room: EngineRoom, more: int) -> None:
         """What finds a place in the rounds at once does not wait; where somebody waits for memory, nobody does."""
-        lives = list(self._answers.values())
-        waiting = sum(map(waits, lives))
-        free = 0 if room.blocked else max(0, self._places - (len(lives) - waiting))
+        waiting = sum(answer.waits for answer in self._answers.copy())
+        free = 0 if room.blocked else max(0, self._places - (len(self._answers) - waiting))
         if waiting + more > self.settings.max_queue + free:
             seconds = self.tally.mean_seconds * max(1, waiting) / self._places
             raise ApiError(
@@ -114,38 +112,38 @@ class LocalEngine:
                 headers={"Retry-After": str(min(LONGEST_WAIT, max(1, math.ceil(seconds))))},
             )
 
-    def _waited_too_long(self, live: Live) -> None:
-        if waits(live):
+    def _waited_too_long(self, answer: LocalAnswer) -> None:
+        if answer.waits:
             message = f"it waited {self.settings.queue_timeout:g} seconds for its turn: try again later"
-            live.answer.fail(ApiError(503, message, code="queue_timeout", headers={"Retry-After": str(LONGEST_WAIT)}))
+            answer.fail(ApiError(503, message, code="queue_timeout", headers={"Retry-After": str(LONGEST_WAIT)}))
 
-    def _took_too_long(self, live: Live) -> None:
+    def _took_too_long(self, answer: LocalAnswer) -> None:
         message = f"it took longer than {self.settings.request_timeout:g} seconds: ask for fewer tokens"
-        live.answer.fail(ApiError(504, message, code="request_timeout"))
+        answer.fail(ApiError(504, message, code="request_timeout"))
 
     def hold(self, answer: LocalAnswer, held: bool) -> None:
-        """See `Keeper`."""
-        live = self._answers.get(answer)
-        if live is not None and self._room is not None and self._thread is not None:
-            self._thread.post(partial(self._room.hold, live, held))
+        """Its reader does not keep up, or does again."""
+        if answer in self._answers and self._room is not None and self._thread is not None:
+            self._thread.post(partial(self._room.hold, answer, held))
 
     def over(self, answer: LocalAnswer, abandoned: bool) -> None:
-        """See `Keeper`."""
-        live = self._answers.pop(answer, None)
-        if abandoned and live is not None and self._room is not None and self._thread is not None:
-            self._thread.post(partial(self._room.release, live))
+        """It has ended; `abandoned`: its reader wants no more, whatever the engine still does."""
+        known = answer in self._answers
+        self._answers.discard(answer)
+        if abandoned and known and self._room is not None and self._thread is not None:
+            self._thread.post(partial(self._room.release, answer))
         if not self._answers and self._empty is not None:
             self._empty.set()
 
     def state(self) -> EngineState:
         """As things are now; any thread may ask."""
         now = time.perf_counter()
-        lives = [live for live in list(self._answers.values()) if not live.times.ended]
-        waiting = sum(waits(live) or is_parked(live) for live in lives)
+        answers = [answer for answer in self._answers.copy() if not answer.times.ended]
+        waiting = sum(answer.waits or answer.is_parked for answer in answers)
         recent, pool = self.tally.recent.sum(now), None if self.model is None else self.model.engine.pool
         return EngineState(
             status=self._status,
-            running=len(lives) - waiting,
+            running=len(answers) - waiting,
             waiting=waiting,
             cache_usage=0.0 if pool is None else 1 - pool.free / pool.count,
             tokens_per_second=recent.tokens / max(1.0, now - recent.began),
@@ -157,7 +155,7 @@ class LocalEngine:
 
     def totals(self) -> Totals:
         """Of all answers since the start."""
-        return self.tally.totals({} if self._room is None else self._room.lives)
+        return self.tally.totals({} if self._room is None else self._room.answers)
 
     async def drain(self, timeout: float) -> None:
         """Refuse what is new, let the others finish for so long, stop the rest, and end the thread."""
@@ -210,16 +208,6 @@ def check(model: LanguageModel, request: Request) -> None:
         model.engine.check(request)
     except ForerunError as error:
         raise bad_request(str(error)) from error
-
-
-def waits(live: Live) -> bool:
-    """Has its prompt not been begun?"""
-    return live.sequence is None or live.sequence.admitted is None
-
-
-def is_parked(live: Live) -> bool:
-    """Does it wait for memory again?"""
-    return live.sequence is not None and live.sequence.status is Status.PARKED
 
 
 def unavailable(message: str) -> ApiError:

@@ -130,10 +130,10 @@ class Tally:
         if round.tokens or round.read:
             self.per_round.add(round.tokens + round.read)
 
-    def ended(self, lives: MutableMapping[int, Any], sequence: Sequence) -> None:
+    def ended(self, answers: MutableMapping[int, Any], sequence: Sequence) -> None:
         """It is no longer under way."""
         with self._lock:
-            del lives[sequence.id]
+            del answers[sequence.id]
             self._ended.add(sequence)
 
     def finished(self, reason: str, times: Times, sequence: Sequence) -> None:
@@ -156,11 +156,11 @@ class Tally:
             if generated > 1:
                 add["request_time_per_output_token_seconds"]((times.latest - times.first) / (generated - 1))
 
-    def totals(self, lives: Mapping[int, UnderWay]) -> Totals:
+    def totals(self, answers: Mapping[int, UnderWay]) -> Totals:
         """Of all answers there ever were."""
         with self._lock:
             found = self._ended.copy()
-            for live in list(lives.values()):
-                if live.sequence is not None:
-                    found.add(live.sequence)
+            for answer in list(answers.values()):
+                if answer.sequence is not None:
+                    found.add(answer.sequence)
         return found
