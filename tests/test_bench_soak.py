@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tiny import tiny_model
 
 import forerun
-from forerun.bench.compared_server import run_engine
+from forerun.bench.compared_server import ComparedServer, run_engine
 from forerun.bench.http_load import Answer, Job, LoadCell
 from forerun.bench.soak_requests import KINDS, _Streamed, _whole, make_requests
 from forerun.bench.suites.http import report_line, result
 from forerun.bench.suites.soak import growth_after, is_idle
+from forerun.errors import ForerunError
 
 
 def test_requests_are_of_all_kinds_and_the_same_every_time() -> None:
@@ -82,3 +84,13 @@ def test_overhead_is_a_share_of_the_engines_rate() -> None:
     assert abs(found["overhead"] - 0.05) < 1e-9 and "overhead 5.0 %" in report_line(found)
     other = result(cell, [100.0, 100.0, 100.0], [0.03], same=False)
     assert other["overhead"] is None and "texts differ" in report_line(other)
+
+
+def test_the_engine_of_a_compared_server_refuses_in_one_line(tmp_path: Path) -> None:
+    """A prompt that does not fit ended the thread that takes turns, and the suite waited for ever."""
+    job = Job("long", [{"role": "user", "content": "word " * 500}], 8, 0.0, 1)
+    with ComparedServer(str(tiny_model(tmp_path, "llama"))) as server:
+        with pytest.raises(ForerunError, match="the context holds 512"):
+            server.engine_turn([job], 1, "off")
+        _, texts = server.engine_turn([Job("short", [{"role": "user", "content": "Hi"}], 4, 0.0, 1)], 1, "off")
+    assert texts["short"]

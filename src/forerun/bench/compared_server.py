@@ -17,6 +17,7 @@ import forerun
 from forerun.bench.child_server import ChildServer
 from forerun.bench.http_load import Job
 from forerun.engine.sequence import Status
+from forerun.errors import ForerunError
 from forerun.language_model import Generation, LanguageModel
 
 PROGRAM = "import sys; from forerun.bench.compared_server import serve; serve(sys.argv[1], int(sys.argv[2]))"
@@ -36,7 +37,9 @@ class ComparedServer(ChildServer):
         assert into is not None and out is not None
         into.write(json.dumps([[asdict(job) for job in jobs], clients, arm]).encode() + b"\n")
         into.flush()
-        rate, texts = json.loads(out.readline())
+        rate, texts, refused = json.loads(out.readline() or '[0, {}, "the server ended"]')
+        if refused is not None:
+            raise ForerunError(refused)
         return rate, texts
 
 
@@ -54,7 +57,12 @@ def serve(model: str, port: int) -> None:
     def take_turns() -> None:
         for line in sys.stdin:
             jobs, clients, arm = json.loads(line)
-            print(json.dumps(run_engine(loaded[0], [Job(**job) for job in jobs], clients, arm)), flush=True)
+            answer: tuple[float, dict[str, str], str | None]
+            try:
+                answer = (*run_engine(loaded[0], [Job(**job) for job in jobs], clients, arm), None)
+            except ForerunError as error:
+                answer = (0.0, {}, str(error))
+            print(json.dumps(answer), flush=True)
 
     threading.Thread(target=take_turns, daemon=True).start()
     run_server(load, ServeSettings(port=port), model)
