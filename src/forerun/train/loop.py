@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.engine.interrupts import interrupts_held
 from forerun.errors import ForerunError
 from forerun.progress import Progress
 from forerun.train.average import WeightAverage, put, weights_replaced
@@ -86,7 +87,7 @@ class Trainer:
     def run(self, seconds: float | None, checkpoint: Path, progress: Progress, stop_after: int | None = None) -> Record:
         """Train until the steps are done or so many seconds from now are over.
 
-        `stop_after`: leave after so many steps, as an interruption would.
+        `stop_after`: leave after so many steps, as an interruption would. Ctrl-C ends a step and leaves a checkpoint.
         """
         steps = self.settings.steps
         if steps is None and seconds is None:
@@ -99,26 +100,31 @@ class Trainer:
         epoch, groups = -1, list[np.ndarray]()
         per_epoch: list[int] = []  # the noise in the lengths makes epochs differ by a batch or so
         done = 0
-        with progress.task("training the head", steps or 1000) as task:
-            shown = 0
-            while True:
-                record.seconds = time.monotonic() - began
-                fraction = max(record.steps / steps if steps else 0.0, record.seconds / seconds if seconds else 0.0)
-                target = record.steps if steps else int(1000 * fraction)
-                task.advance(max(0, target - shown))
-                shown = max(shown, target)
-                if fraction >= 1 or done == stop_after:
-                    break
-                while record.steps >= sum(per_epoch[: epoch + 1]):
-                    epoch += 1
-                    groups = self.store.epoch(self.usable, self.batch_tokens, self.settings.seed * 7919 + epoch)
-                    per_epoch[epoch:] = [len(groups)]
-                at = record.steps - sum(per_epoch[:epoch])
-                self._step(groups[at], fraction)
-                done += 1
-                if time.monotonic() - saved > self.settings.checkpoint_seconds:
-                    self.save(checkpoint)
-                    saved = time.monotonic()
+        try:
+            with progress.task("training the head", steps or 1000) as task:
+                shown = 0
+                while True:
+                    record.seconds = time.monotonic() - began
+                    fraction = max(record.steps / steps if steps else 0.0, record.seconds / seconds if seconds else 0.0)
+                    target = record.steps if steps else int(1000 * fraction)
+                    task.advance(max(0, target - shown))
+                    shown = max(shown, target)
+                    if fraction >= 1 or done == stop_after:
+                        break
+                    while record.steps >= sum(per_epoch[: epoch + 1]):
+                        epoch += 1
+                        groups = self.store.epoch(self.usable, self.batch_tokens, self.settings.seed * 7919 + epoch)
+                        per_epoch[epoch:] = [len(groups)]
+                    at = record.steps - sum(per_epoch[:epoch])
+                    with interrupts_held():
+                        self._step(groups[at], fraction)
+                    done += 1
+                    if time.monotonic() - saved > self.settings.checkpoint_seconds:
+                        self.save(checkpoint)
+                        saved = time.monotonic()
+        except KeyboardInterrupt:
+            self.save(checkpoint)
+            raise
         self._report(fraction)
         self.save(checkpoint)
         return record

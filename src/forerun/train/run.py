@@ -109,7 +109,7 @@ def train_head(
     with progress.task("reading the answers", len(answers)) as task:
         store.fill(task.advance)
     scales = store.scales()
-    log(f"{len(store.tokens)} tokens read, {clock.spent:.0f} s; {scales}")
+    log(f"{len(store.tokens)} tokens read, {clock.spent:.0f} s")
     if start is None:
         head.start(scales, settings.seed)
     # What the target nearly said counts as well: answers to prompts of few kinds lack many ordinary words.
