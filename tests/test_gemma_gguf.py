@@ -179,6 +179,28 @@ def test_an_assistant_drafts_as_the_folder_it_came_from(clusters: int, tmp_path:
         assert np.array_equal(tensor, tensors[name]), name
 
 
+def test_an_assistant_is_found_beside_the_file_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_HOME", str(tmp_path / "home"))
+    target = random_gemma("31B")
+    folder = save_assistant(tmp_path / "assistant", random_assistant(target))
+    file = write_gguf(tmp_path / "gemma-4-tiny-it-F16.gguf", save_gemma(tmp_path / "target", target))
+    write_assistant(tmp_path / "gemma-4-assistant.gguf", folder).write_bytes(b"GGUF")  # a longer name fits better
+    write_assistant(tmp_path / "gemma-5-tiny-it-assistant.gguf", folder)
+    beside = write_assistant(tmp_path / "gemma-4-tiny-it-assistant-F16.gguf", folder)
+    model = forerun.load(str(file))
+    assert set(model.engine.drafters.by_name) == {"lookup", "assistant"} and not model.head_warnings
+    asked = {"max_tokens": 24, "temperature": 3.0, "seed": 1}
+    drafted = forerun.generate(model, TOKENS, **asked, draft="assistant", draft_tokens=3)
+    assert drafted.tokens == forerun.generate(model, TOKENS, **asked, draft="off").tokens and drafted.drafted
+    beside.write_bytes(beside.read_bytes()[:400])  # half downloaded: the model works without it, and says so
+    alone = forerun.load(str(file))
+    assert set(alone.engine.drafters.by_name) == {"lookup"}
+    assert [line for line in alone.head_warnings if beside.name in line]
+    beside.unlink()
+    (tmp_path / "gemma-4-assistant.gguf").unlink()
+    assert not forerun.load(str(file)).head_warnings
+
+
 def write_assistant(file: Path, folder: Path) -> Path:
     """The assistant of a folder as a file."""
     config = json.loads((folder / "config.json").read_text())

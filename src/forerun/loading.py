@@ -97,7 +97,9 @@ def load_model(
     labels = {"lookup": "finds drafts in the text so far"}
     with running_memory():
         named = None if draft_model is None else find(draft_model, progress=progress)
-        assistant = find_assistant(named, folder, decoder, pool, vocab, assistant_position)
+        file = expanded(model)
+        source = file if file.is_file() else folder
+        assistant = find_assistant(named, source, decoder, pool, vocab, assistant_position)
         if assistant.drafter is not None:
             drafters["assistant"] = assistant.drafter
             labels["assistant"] = f"the assistant {assistant.path}"

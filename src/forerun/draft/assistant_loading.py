@@ -15,6 +15,7 @@ from forerun.weights.assistants import MODEL_TYPES, assistant_beside, is_assista
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.config import read_config
 from forerun.weights.config_reader import ConfigReader
+from forerun.weights.find import find
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,10 @@ def load_assistant(folder: Path, decoder: Decoder, pool: PagePool, vocab: int, p
 def find_assistant(
     named: Path | None, model: Path, decoder: Decoder, pool: PagePool, vocab: int, position: str
 ) -> FoundAssistant:
-    """The one that a user named, who must get it or hear why not; else one that lies beside the model, if it works."""
+    """The one that a user named, who must get it or hear why not; else one that lies beside the model, if it works.
+
+    `model`: its folder or GGUF file.
+    """
     if named is not None:
         if is_assistant(named):
             reason = f"{named} is an assistant: use --draft assistant"
@@ -51,7 +55,7 @@ def find_assistant(
     if beside is None:
         return FoundAssistant()
     try:
-        return FoundAssistant(load_assistant(beside, decoder, pool, vocab, position), beside)
+        return FoundAssistant(load_assistant(find(str(beside)), decoder, pool, vocab, position), beside)
     except ForerunError as error:
         reasons = dict.fromkeys((ASSISTANT.drafter, MTP.drafter), str(error))
         return FoundAssistant(None, beside, reasons, [f"no drafts of the assistant: {error}"])
