@@ -237,7 +237,7 @@ def test_drafts_that_a_rule_forbids_do_not_speak_against_their_drafter(
     target: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model drafts for itself and is right but for the rule: nobody is told that it does not belong to itself."""
-    monkeypatch.setattr("forerun.engine.low_acceptance.ROUNDS", 10)
+    monkeypatch.setattr("forerun.engine.drafters.ROUNDS", 10)
     machine = engine(target, draft_model=target)
     (free,) = answers(machine, (request(PROMPT), None))
     banned = set(free.answer)

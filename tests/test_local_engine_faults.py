@@ -12,8 +12,8 @@ from engines import NoText, Scripted, decoder, request, run
 from local_engines import ask, language_model, serving, tokens, work
 from tiny import tiny_model
 
+from forerun.engine.drafters import ROUNDS
 from forerun.engine.host import HostExecutor
-from forerun.engine.low_acceptance import ROUNDS
 from forerun.language_model import LanguageModel
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Output

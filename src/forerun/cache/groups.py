@@ -69,6 +69,12 @@ class PageGroup:
                     free.append(page)
         self._free.extend(reversed(free))
 
+    def recount(self, held: Iterable[int]) -> None:
+        """These are held, once for each time they are named; all others are free."""
+        found = Counter(page for page in held if page != HOLE)
+        self._holders = [found[page] for page in range(len(self._holders))]
+        self._free = [page for page in reversed(range(len(self._holders))) if not found[page]]
+
     def first_needed(self, length: int) -> int:
         """The first block that a row at position `length` or later sees."""
         return max(0, length + 1 - self.window) // self.page if self.window else 0

@@ -126,6 +126,13 @@ class PagePool:
         """Pages that hold this many tokens, in each group."""
         return -(-tokens // self.page)
 
+    def recount(self, owners: list[SequenceCache]) -> None:
+        """Free what an interruption left to nobody."""
+        for number, group in enumerate(self.groups):
+            group.recount(page for owner in owners for page in owner.blocks[number])
+        if self.states is not None:
+            self.states.recount([owner.slot for owner in owners if owner.slot is not None])
+
     def check(self, owners: list[SequenceCache]) -> None:
         """Every page is held by those who have it in their block table, and every slot has one owner or is free."""
         for number, group in enumerate(self.groups):
@@ -166,6 +173,8 @@ class SequenceCache:
     """Keys, values and state of one sequence. Rows written past `length` do not exist until `commit` keeps them.
 
     Pages that no row to come sees are given back on the way, but those a round of `WIDEST` rows may be rolled back to.
+    A second Ctrl-C may come between any two lines. It may leave pages to nobody, until they are counted again, but
+    never two holders to one: what is given back is forgotten first.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -204,25 +213,25 @@ class SequenceCache:
             self._own([held + group.take(count) for held, group in pairs])
 
     def _own(self, blocks: list[list[int]]) -> None:
-        self.blocks = blocks
-        self.tables = [torch.tensor(held, dtype=torch.int32, device=self.pool.device) for held in blocks]
-        self._kept = [next((at for at, page in enumerate(held) if page != HOLE), 0) for held in blocks]
+        tables = [torch.tensor(held, dtype=torch.int32, device=self.pool.device) for held in blocks]
+        kept = [next((at for at, page in enumerate(held) if page != HOLE), 0) for held in blocks]
+        self.blocks, self.tables, self._kept = blocks, tables, kept
 
     def _disown(self) -> None:
-        for held, group in zip(self.blocks, self.pool.groups, strict=True):
+        blocks = self.blocks
+        self._own([[] for _ in blocks])
+        for held, group in zip(blocks, self.pool.groups, strict=True):
             group.give_back(held)
-        self._own([[] for _ in self.blocks])
 
     def _leave_unseen(self) -> None:
         """Give back the pages that fell out of their layers' window."""
         for number, group in enumerate(self.pool.groups):
             first, last = self._kept[number], group.first_kept(self.length)
             if last > first:
-                held = self.blocks[number]
-                group.give_back(held[first:last])
-                held[first:last] = [HOLE] * (last - first)
+                held, self._kept[number] = self.blocks[number], last
+                unseen, held[first:last] = held[first:last], [HOLE] * (last - first)
                 self.tables[number][first:last] = HOLE
-                self._kept[number] = last
+                group.give_back(unseen)
 
     def begin(self, count: int, prefill: bool) -> Staged | None:
         """The next pass has `count` rows of this sequence. Returns where it leaves recurrent state, if not recorded."""
@@ -285,9 +294,9 @@ class SequenceCache:
         self.length = 0
 
     def _leave_slot(self) -> None:
-        if self.slot is not None and self.pool.states is not None:
-            self.pool.states.give_back(self.slot)
-        self.slot, self._passed, self._staged = None, False, None
+        slot, self.slot, self._passed, self._staged = self.slot, None, False, None
+        if slot is not None and self.pool.states is not None:
+            self.pool.states.give_back(slot)
 
     def park(self) -> None:
         """Move the contents to host memory and give pages and slot back."""
@@ -295,8 +304,9 @@ class SequenceCache:
         written = self.pool.pages_for(self.length)
         contents = [group.copy([page for page in held[:written] if page != HOLE]) for held, group in pairs]
         state = None if states is None or slot is None else states.copy(slot, torch.device("cpu"))
-        self.parked = Parked(self.blocks, contents, state)
-        self.pool.parked_bytes += self.parked.bytes
+        parked = Parked(self.blocks, contents, state)
+        self._forget_copies()  # those of one that was interrupted here
+        self.parked, self.pool.parked_bytes = parked, self.pool.parked_bytes + parked.bytes
         self._disown()
         self._leave_slot()
 
@@ -306,22 +316,23 @@ class SequenceCache:
         return 0 if self.parked is None else max(len(held) - held.count(HOLE) for held in self.parked.blocks)
 
     def unpark(self) -> None:
-        """Bring the contents back into pages of the pool."""
-        parked = self.parked
-        assert parked is not None and not self.pages
-        blocks = []
-        for held, (keys, values), group in zip(parked.blocks, parked.contents, self.pool.groups, strict=True):
-            pages = group.take(len(held) - held.count(HOLE))
-            group.put(pages[: keys.shape[1]], keys, values)
-            fresh = iter(pages)
-            blocks.append([HOLE if page == HOLE else next(fresh) for page in held])
-        self._own(blocks)
-        if parked.state is not None and self.pool.states is not None:
-            self.slot = self.pool.states.take()
-            self.pool.states.put(self.slot, parked.state)
+        """Bring the contents back into pages of the pool, unless they are still there: `park` was interrupted."""
+        parked, states = self.parked, self.pool.states
+        assert parked is not None
+        if not self.pages:
+            blocks = []
+            for held, (keys, values), group in zip(parked.blocks, parked.contents, self.pool.groups, strict=True):
+                pages = group.take(len(held) - held.count(HOLE))
+                group.put(pages[: keys.shape[1]], keys, values)
+                fresh = iter(pages)
+                blocks.append([HOLE if page == HOLE else next(fresh) for page in held])
+            if parked.state is not None and states is not None:
+                self.slot = states.take()
+                states.put(self.slot, parked.state)
+            self._own(blocks)
         self._forget_copies()
 
     def _forget_copies(self) -> None:
-        if self.parked is not None:
-            self.pool.parked_bytes -= self.parked.bytes
-        self.parked = None
+        parked = self.parked
+        if parked is not None:
+            self.parked, self.pool.parked_bytes = None, self.pool.parked_bytes - parked.bytes

@@ -41,6 +41,11 @@ class Slots:
         """The numbers of free slots."""
         return list(self._free)
 
+    def recount(self, held: list[int]) -> None:
+        """These are held, all others are free."""
+        for slot in set(range(self.count)) - {*held, *self._free}:
+            self.give_back(slot)
+
     def take(self) -> int:
         """Hand out a slot."""
         assert self._free, "the scheduler starts a sequence only when a slot is free"

@@ -15,7 +15,7 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.arms import ASSISTANT
 from forerun.draft.assistant_device import AssistantDeviceHalf
 from forerun.draft.drawing import Drawing
-from forerun.draft.protocol import Capture, Draft, Drafter, SlotTensors, Want
+from forerun.draft.protocol import Capture, Draft, Drafter, SlotTensors, Want, draft_for_some
 from forerun.kernels.interface import PassRows
 from forerun.models.layers.assistant import Assistant
 from forerun.models.layers.media import PromptMedia
@@ -79,23 +79,18 @@ class AssistantDrafter(Drafter):
 
     def propose(self, wants: list[Want]) -> list[Draft]:
         """Whoever has just come back from a device has no hidden state to go on from, and no draft."""
-        known = [self._states[want.sequence_id].known for want in wants]
-        served = [want for want, is_known in zip(wants, known, strict=True) if is_known]
-        if not served:
-            return [Draft([]) for _ in wants]
-        drawing = Drawing(served, self.vocab, deterministic=True)
-        self._draft([self._states[want.sequence_id] for want in served], [the_cache(want) for want in served], drawing)
-        made = iter(drawing.drafts())
-        return [next(made) if is_known else Draft([]) for is_known in known]
+        return draft_for_some(wants, [self._states[want.sequence_id].known for want in wants], self._draft)
 
-    def _draft(self, states: list[State], caches: list[SequenceCache], drawing: Drawing) -> None:
+    def _draft(self, wants: list[Want]) -> list[Draft]:
+        states, caches = [self._states[want.sequence_id] for want in wants], [the_cache(want) for want in wants]
+        drawing = Drawing(wants, self.vocab, deterministic=True)
         outputs = [state.hidden for state in states]  # of the target, then of the assistant
         rows: PassRows | None = None
         before: list[int] = []
-        for depth in range(max(want.depth for want in drawing.wants)):
+        for depth in range(max(want.depth for want in wants)):
             live = drawing.live(depth)
             if not live:
-                return
+                break
             if live != before:
                 rows, before = last_rows([caches[index] for index in live], self.assistant.ahead), live
             assert rows is not None
@@ -106,6 +101,7 @@ class AssistantDrafter(Drafter):
             drawing.draw(live, self.assistant.logits(found))
             for index, row in zip(live, self.assistant.project(found), strict=True):
                 outputs[index] = row
+        return drawing.drafts()
 
 
 def the_cache(want: Want) -> SequenceCache:

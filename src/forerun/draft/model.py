@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.drawing import Drawing
-from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.draft.protocol import Draft, Drafter, Want, draft_for_some
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.media import PromptMedia
@@ -70,9 +70,7 @@ class ModelDrafter(Drafter):
     def propose(self, wants: list[Want]) -> list[Draft]:
         """Nothing for a text that would leave the context that the draft model knows."""
         fits = [len(self._states[w.sequence_id].tokens) + w.depth <= self.model.config.context for w in wants]
-        served = [want for want, fitting in zip(wants, fits, strict=True) if fitting]
-        made = iter(self._draft(served) if served else ())
-        return [next(made) if fitting else Draft([]) for fitting in fits]
+        return draft_for_some(wants, fits, self._draft)
 
     def _draft(self, wants: list[Want]) -> list[Draft]:
         states = [self._states[want.sequence_id] for want in wants]

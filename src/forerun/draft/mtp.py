@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.drawing import Drawing
 from forerun.draft.mtp_device import MtpDeviceHalf
-from forerun.draft.protocol import Capture, Draft, Drafter, SlotTensors, Want
+from forerun.draft.protocol import Capture, Draft, Drafter, SlotTensors, Want, draft_for_some
 from forerun.models.layers.media import PromptMedia
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import make_pass
@@ -158,22 +158,17 @@ class MtpDrafter(Drafter):
             (s.ready > 0 or s.last is not None) and self._make_room(s, s.fed + want.depth, states)
             for s, want in zip(states, wants, strict=True)
         ]
-        states = [state for state, has_place in zip(states, placed, strict=True) if has_place]
-        if not states:
-            return [Draft([], None) for _ in wants]
-        self._catch_up(states)
-        served = [want for want, has_place in zip(wants, placed, strict=True) if has_place]
-        drawing = Drawing(served, self.vocab, self.head.vocabulary)
-        self._draft(states, drawing)
-        made = iter(drawing.drafts())
-        return [next(made) if has_place else Draft([], None) for has_place in placed]
+        return draft_for_some(wants, placed, self._draft)
 
-    def _draft(self, states: list[State], drawing: Drawing) -> None:
+    def _draft(self, wants: list[Want]) -> list[Draft]:
         """Draw tokens depth by depth. Entries written on the way are provisional: lengths go back at the end."""
+        states = [self._states[want.sequence_id] for want in wants]
+        self._catch_up(states)
+        drawing = Drawing(wants, self.vocab, self.head.vocabulary)
         lengths = [state.cache.length for state in states]
         outputs = [state.last for state in states]  # of the newest slot of each sequence
         try:
-            for depth in range(max(want.depth for want in drawing.wants)):
+            for depth in range(max(want.depth for want in wants)):
                 live = drawing.live(depth)
                 if not live:
                     break
@@ -188,6 +183,7 @@ class MtpDrafter(Drafter):
         finally:
             for state, length in zip(states, lengths, strict=True):
                 state.cache.rewind(length)
+        return drawing.drafts()
 
     def _catch_up(self, states: list[State]) -> None:
         """Run the waiting slots of all sequences; long queues first, each in passes of its own."""

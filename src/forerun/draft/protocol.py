@@ -45,6 +45,13 @@ class Want:
     cache: SequenceCache | None = None
 
 
+def draft_for_some(wants: list[Want], able: list[bool], draft: Callable[[list[Want]], list[Draft]]) -> list[Draft]:
+    """Drafts for those who can be served, all in one call, and none for the others."""
+    served = [want for want, is_able in zip(wants, able, strict=True) if is_able]
+    made = iter(draft(served) if served else ())
+    return [next(made) if is_able else Draft([]) for is_able in able]
+
+
 class SlotTensors(Protocol):
     """The batch slots of a device, as far as drafters read and write them: one element or column for each slot."""
 

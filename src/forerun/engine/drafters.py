@@ -20,6 +20,8 @@ from forerun.errors import ForerunError
 from forerun.sample.row import Row
 
 log = logging.getLogger("forerun")
+ROUNDS = 200  # of a drafter, after which it is time to look how often it was right
+LEAST = 0.02  # of the drafts that must have been accepted by then
 
 
 class Drafters:
@@ -174,8 +176,8 @@ class Drafters:
         log.warning("drafter %s failed and was switched off for this request: %s", name, reason)
 
     def close(self, sequence: Sequence) -> None:
-        """The sequence is over."""
-        for name in list(sequence.told):
+        """The sequence is over, for those too who were interrupted while it was opened."""
+        for name in self.by_name:
             self._close(sequence, name)
 
     def _close(self, sequence: Sequence, name: str) -> None:
@@ -195,3 +197,35 @@ def sensible(draft: Draft, depth: int, vocab: int) -> Draft:
     if not tokens:
         return NOTHING
     return Draft(tokens, None if probabilities is None else probabilities[: len(tokens)])
+
+
+class LowAcceptance:
+    """Counts the rounds of each drafter, whoever's they are: one that is never right, a mismatched pair above all, is
+    named once.
+    """
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []  # one for each drafter that was found out
+        self._counts: dict[str, list[int]] = {}  # rounds, drafted, accepted since the last look
+        self._warned: set[str] = set()
+
+    def note(self, drafter: str, drafted: int, accepted: int) -> None:
+        """One round of one sequence that had drafts. Of those that broke a rule of its answer it must not be told."""
+        counts = self._counts.setdefault(drafter, [0, 0, 0])
+        counts[0] += 1
+        counts[1] += drafted
+        counts[2] += accepted
+        if counts[0] >= ROUNDS:
+            self._look(drafter, *counts)
+            self._counts[drafter] = [0, 0, 0]
+
+    def _look(self, drafter: str, rounds: int, drafted: int, accepted: int) -> None:
+        if accepted >= LEAST * drafted or drafter in self._warned:
+            return
+        self._warned.add(drafter)
+        message = (
+            f"drafter {drafter} is almost never right: {accepted} of {drafted} drafts accepted in {rounds} rounds. "
+            "It costs time and brings nothing: does it belong to this model?"
+        )
+        self.warnings.append(message)
+        log.warning("%s", message)

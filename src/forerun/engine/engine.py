@@ -13,10 +13,9 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.device import free_memory
 from forerun.draft.arms import ARMS, FORCED, MAX_DEPTH, SERVED
 from forerun.draft.protocol import Drafter
-from forerun.engine.drafters import Drafters
+from forerun.engine.drafters import Drafters, LowAcceptance
 from forerun.engine.host import HostExecutor
 from forerun.engine.interrupts import interrupts_held
-from forerun.engine.low_acceptance import LowAcceptance
 from forerun.engine.ownership import Ownership
 from forerun.engine.plan import PromptChunk, Result, Round, Turn
 from forerun.engine.request import Request
@@ -62,7 +61,8 @@ class Engine:
         self.executor = executor or HostExecutor(model, self.drafters, self.costs, not pool.on_device)
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
         scheduler = self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
-        self.owner, self.low_acceptance = Ownership(pool.device, lambda: scheduler.idle), LowAcceptance()
+        self.owner = Ownership(pool.device, lambda: scheduler.idle, scheduler.recount)
+        self.low_acceptance = LowAcceptance()
         self.warm = False  # see `engine/warmup.py`
         self._under_way: Round | None = None
         self._repeats = 0  # rounds since the sequences or the way to run them changed
@@ -332,7 +332,7 @@ class Engine:
             )
             if request.draft == "auto" and request.draft_tokens is None:
                 sequence.policy = self._controller(sequence)
-            self.scheduler.submit(sequence)
+            self.scheduler.waiting.append(sequence)
         return sequence
 
     def _controller(self, sequence: Sequence) -> Policy:
@@ -352,15 +352,10 @@ class Engine:
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two rounds. Its state stays whole: `resume` goes on where it was."""
         with interrupts_held(), self.owner:
-            self._take_out(sequence)
+            self.settle(sequence)
+            self.scheduler.withdraw(sequence)
             if sequence.status is not Status.FINISHED:
                 sequence.finish("cancelled")
-
-    def _take_out(self, sequence: Sequence) -> None:
-        """It has no part in the round under way any more, nor a place in the queue."""
-        self.settle(sequence)
-        if sequence.status is Status.WAITING:
-            self.scheduler.waiting.remove(sequence)
 
     def resume(self, sequence: Sequence, max_tokens: int | None = None) -> None:
         """Continue a sequence that was cancelled or reached its length, as if it had never stopped."""
@@ -375,13 +370,14 @@ class Engine:
                 sequence.limit = min(self.context, len(sequence.tokens) + max_tokens)
             if sequence.remaining <= 0:
                 raise ForerunError("the sequence has reached its limit: give max tokens, or load with a larger context")
-            sequence.finish_reason = None
             self.scheduler.take_back(sequence)
+            sequence.finish_reason = None
 
     def pause(self, sequence: Sequence) -> None:
         """Leave a sequence out of the rounds until `unpause`."""
         with interrupts_held(), self.owner:
-            self._take_out(sequence)
+            self.settle(sequence)
+            self.scheduler.withdraw(sequence)
             if sequence.status is not Status.FINISHED:
                 sequence.status = Status.PAUSED
 

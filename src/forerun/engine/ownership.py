@@ -23,9 +23,15 @@ class Ownership:
     when somebody next comes in from outside.
     """
 
-    def __init__(self, device: torch.device, idle: Callable[[], bool] = lambda: False) -> None:
-        """`idle`: is there nothing to do inside?"""
-        self._device, self._idle = device, idle
+    def __init__(
+        self,
+        device: torch.device,
+        idle: Callable[[], bool] = lambda: False,
+        recover: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`idle`: is there nothing to do inside? `recover`: called before whoever comes in after an interruption."""
+        self._device, self._idle, self._recover = device, idle, recover
+        self._interrupted = False
         self._outside: deque[None] = deque()  # one for each thread that waits to come in
         self._lock = threading.RLock()
         self._depth = 0
@@ -48,6 +54,9 @@ class Ownership:
                 self._inside.enter_context(torch.inference_mode())
                 if self._device.type == "cuda":  # kernels are launched on the current device
                     self._inside.enter_context(torch.cuda.device(self._device))
+                if self._interrupted:
+                    self._recover()
+                    self._interrupted = False
                 self._obey()
             except BaseException:
                 self.__exit__(None, None, None)
@@ -57,6 +66,7 @@ class Ownership:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
+        self._interrupted |= error is not None and not isinstance(error, Exception)
         try:
             if self._depth == 0:
                 self._inside.close()

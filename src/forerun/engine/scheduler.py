@@ -52,10 +52,6 @@ class Scheduler:
                 "shorten the prompt, lower max tokens, or load with a larger cache"
             )
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence that was checked."""
-        self.waiting.append(sequence)
-
     def admit(self) -> None:
         """Bring back parked sequences, oldest first, then start waiting ones in order."""
         for sequence in self.active:
@@ -73,8 +69,10 @@ class Scheduler:
             if not self._reclaim(self.pool.pages_for(tokens), slots=1, begins=True):
                 return
             sequence.cache.grow(tokens)
+            if sequence not in self.active:  # a second Ctrl-C may have come here before
+                self.active.append(sequence)
             sequence.status, sequence.admitted = Status.PREFILL, time.perf_counter()
-            self.active.append(self.waiting.popleft())
+            self.waiting.popleft()
 
     def take_back(self, sequence: Sequence) -> None:
         """Let a sequence that was paused or had ended take part again, as soon as there is room in the rounds.
@@ -131,8 +129,8 @@ class Scheduler:
             youngest = others[-1]
             if self.active.index(youngest) < self.active.index(sequence):
                 youngest = sequence  # it is the youngest itself
+            youngest.status = Status.PARKED  # first: nobody may go on without its pages
             youngest.cache.park()
-            youngest.status = Status.PARKED
             self.preemptions += 1
             if youngest is sequence:
                 return False
@@ -141,10 +139,22 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free its pages."""
+        sequence.given_up = True
+        sequence.cache.release()  # first: what holds pages is among those who are counted
         if sequence in self.active:
             self.active.remove(sequence)
-        sequence.cache.release()
-        sequence.given_up = True
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Take it out of the queue, if it is there; one whose beginning was interrupted begins anew."""
+        if sequence in self.waiting:
+            sequence.cache.release()
+            if sequence in self.active:
+                self.active.remove(sequence)
+            self.waiting.remove(sequence)
+
+    def recount(self) -> None:
+        """Somebody was interrupted inside: free what was left to nobody."""
+        self.pool.recount([sequence.cache for sequence in dict.fromkeys([*self.active, *self.waiting])])
 
     @property
     def idle(self) -> bool:
