@@ -1,6 +1,6 @@
 """Whether a batch drafts: simulated engines whose truth is known."""
 
-from forerun.policy.batch import FIRST_GAP, FIRST_LOOK, LAST_GAP, BatchPolicy
+from forerun.policy.batch import FIRST_GAP, FIRST_LOOK, LAST_GAP, PATIENCE, BatchPolicy
 
 
 class World:
@@ -87,6 +87,12 @@ def test_captures_tell_nothing() -> None:
     assert not policy.drafts(16, 16) and not policy.plain_seconds(16)
 
 
+def test_rounds_that_a_clock_saw_no_time_in() -> None:
+    world = World(16, plain=(0.0, 16), drafting=(0.0, 36))
+    world.run(2 * FIRST_GAP)
+    assert any(world.drafted) and not all(world.drafted)
+
+
 def test_too_few_who_can_draft_make_a_plain_round() -> None:
     world = World(16, plain=(1.0, 16), drafting=(1.0, 40))
     world.run(200)
@@ -126,3 +132,57 @@ def test_rounds_without_a_token_are_not_compared() -> None:
     world.rounds[True] = (1.0, 10)
     world.run(3 * FIRST_LOOK)
     assert world.drafted[-1]
+
+
+class BusyWorld:
+    """Clients that send their next prompt when an answer ends; drafters that shall draft read prompts too."""
+
+    CLIENTS, ANSWER = 64, 90
+    PLAIN, DRAFTING, TOKENS = 2.0, 4.2, 2  # milliseconds of a round, and tokens that each one gets of a drafting round
+    PROMPT, READING = 4.0, 7.0  # what a prompt takes, and what drafters take to read it
+
+    def __init__(self, can_draft: float = 1.0) -> None:
+        self.policy, self.can_draft = BatchPolicy(), can_draft
+        self.left = [1 + self.ANSWER * n // self.CLIENTS for n in range(self.CLIENTS)]
+        self.able, self.who, self.next = [False] * self.CLIENTS, list(range(self.CLIENTS)), self.CLIENTS
+        self.tokens, self.now, self.read = 0, 0.0, 0
+
+    def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            joining = [n for n in range(self.CLIENTS) if self.left[n] <= 0]
+            reads = [n for n in joining if n < self.can_draft * self.CLIENTS and self.policy.admits(self.CLIENTS)]
+            for n in joining:
+                self.left[n], self.able[n] = self.ANSWER, n in reads
+                self.who[n], self.next = self.next, self.next + 1
+                self.policy.has_ended(self.ANSWER)
+            drafts = self.policy.drafts(sum(self.able), self.CLIENTS)
+            each = self.TOKENS if drafts else 1
+            self.left = [left - each for left in self.left]
+            self.now += self.PROMPT * len(joining) + self.READING * len(reads)
+            self.now += self.DRAFTING if drafts else self.PLAIN
+            self.read += len(reads)
+            self.tokens += each * self.CLIENTS
+            self.policy.delivered(list(self.who), self.now, each * self.CLIENTS, drafts, bool(joining), True)
+
+    @property
+    def of_plain(self) -> float:
+        """Tokens per millisecond, of those that plain decoding gives."""
+        return self.tokens / self.now * (self.PLAIN / self.CLIENTS + self.PROMPT / self.ANSWER)
+
+
+def test_looks_at_drafting_that_comes_near_cost_next_to_nothing() -> None:
+    """Drafting nearly pays, which is worth a look soon, but for each look drafters read the prompts of half a batch."""
+    world = BusyWorld()
+    world.run(20_000)
+    assert world.of_plain > 0.975
+    assert world.read > 200, "it is looked at all the same"
+
+
+def test_a_look_that_too_few_can_take_part_in_is_given_up() -> None:
+    """Else drafters would read prompts for drafts that never come."""
+    world = BusyWorld(can_draft=0.4)
+    world.run(4 * PATIENCE)
+    read = world.read
+    world.run(20_000)
+    assert world.of_plain > 0.96
+    assert 0 < world.read - read < 0.1 * 0.4 * 20_000 * BusyWorld.CLIENTS / BusyWorld.ANSWER

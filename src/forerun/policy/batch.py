@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from forerun.policy.costs import Average, batch_class
 
 FIRST_LOOK, LOOK = 16, 24  # rounds that are timed before the ways are compared, and in later looks at the losing one
-FIRST_GAP, LAST_GAP = 512, 8192  # rounds between such looks
+FIRST_GAP, LAST_GAP = 512, 8192  # rounds between such looks, or more where a look lost much
+LOOKING = 0.015  # of the time may be lost to looks: drafters read the prompts of whoever joins before and during one
 SOON = 32  # rounds before a look at drafting from which on drafters read prompts again
+PATIENCE = 512  # rounds that a look waits for batches that can draft
 LEAD = 1.02  # drafting must bring this much more than plain decoding
 NEAR = 0.9  # of the better rate: worth another look soon
 USUAL_ANSWER = 200.0  # tokens, until answers were seen
@@ -50,10 +52,27 @@ class Record:
     look: int = FIRST_LOOK  # rounds of it to time before the ways are compared; 0: they have been
     rest: int = 0  # rounds until the other way is looked at
     gap: int = FIRST_GAP  # between looks
+    # Of the look under way, from when drafters began to read prompts for it:
+    rounds: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
 
     @property
     def compared(self) -> bool:
         return self.look == 0
+
+    @property
+    def prepares(self) -> bool:
+        """Do drafters read prompts for a look at drafting that comes soon?"""
+        return self.compared and not self.drafting and self.rest <= SOON
+
+    def end_look(self, best: float) -> None:
+        """The next one comes after the gap, or later where this one lost much. `best`: seconds of a token."""
+        lost, round_seconds = self.seconds - best * self.tokens, best * self.ways[self.drafting].tokens.value
+        self.rest = self.gap
+        if round_seconds > 0:  # a coarse clock may see no time in any round
+            self.rest = max(self.gap, round(lost / (LOOKING * round_seconds)))
+        self.look, self.rounds, self.seconds, self.tokens = 0, 0, 0.0, 0
 
 
 class BatchPolicy:
@@ -80,6 +99,11 @@ class BatchPolicy:
         """Of a plain round of so many when nobody comes or goes; 0: not measured."""
         return self._record(sequences).ways[False].calm.value
 
+    @property
+    def _busy_per_token(self) -> float:
+        """Rounds in which somebody came or went, for each token of the answers."""
+        return self._busy / max(1.0, self._tokens)
+
     def has_ended(self, tokens: int) -> None:
         """An answer had so many tokens."""
         self._tokens = OLD * self._tokens + tokens
@@ -97,17 +121,24 @@ class BatchPolicy:
     def learn(self, sequences: int, drafted: bool, tokens: int, seconds: float | None, busy: bool = False) -> None:
         """A round. `seconds`: since the end of the one before; None where that tells nothing."""
         record = self._record(sequences)
-        if seconds is not None and tokens:
+        if record.prepares or not record.compared:
+            record.rounds += 1
+            if seconds is not None:
+                record.seconds, record.tokens = record.seconds + seconds, record.tokens + tokens
+        if seconds is not None and tokens and drafted == record.drafting and not record.prepares:
             record.ways[drafted].add(tokens, seconds, busy)
-        if not record.compared:
-            record.look -= drafted == record.drafting and seconds is not None and tokens > 0
-            if record.look == 0:
+            record.look -= not record.compared
+            if record.look == 0 and record.rounds:
                 self._compare(record)
-            return
-        record.rest -= 1
-        if record.rest <= 0:
-            record.drafting, record.look = not record.drafting, LOOK
-            record.ways[record.drafting] = Way()  # what it was worth long ago does not count
+                return
+        if record.compared:
+            record.rest -= 1
+            if record.rest <= 0:
+                record.drafting, record.look = not record.drafting, LOOK
+                record.ways[record.drafting] = Way()  # what it was worth long ago does not count
+        elif record.drafting and record.rounds > PATIENCE:  # too few can draft
+            record.drafting, record.gap = False, min(LAST_GAP, 2 * record.gap)
+            record.end_look(record.ways[False].seconds_per_token(self._busy_per_token))
 
     def _compare(self, record: Record) -> None:
         """Use the better way from now on; the other one is looked at sooner when it came near."""
@@ -115,8 +146,7 @@ class BatchPolicy:
         if not other.tokens.count:  # there is nothing yet to compare with
             record.drafting, record.look = not looked_at, FIRST_LOOK
             return
-        busy = self._busy / max(1.0, self._tokens)
-        plain, drafting = (record.ways[way].seconds_per_token(busy) for way in (False, True))
+        plain, drafting = (record.ways[way].seconds_per_token(self._busy_per_token) for way in (False, True))
         record.drafting = LEAD * drafting < plain
         if record.drafting == looked_at:
             record.gap = FIRST_GAP  # it has just won
@@ -124,7 +154,7 @@ class BatchPolicy:
             record.gap = max(FIRST_GAP, record.gap // 2)
         else:
             record.gap = min(LAST_GAP, 2 * record.gap)
-        record.rest = record.gap
+        record.end_look(min(plain, drafting))
 
     def _record(self, sequences: int) -> Record:
         size = batch_class(sequences)
