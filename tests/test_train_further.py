@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from forerun.train.average import WeightAverage
 from forerun.train.generate import Answer
 from forerun.train.head import Head, Scales
 from forerun.train.loop import Trainer
-from forerun.train.loss import Aim, draft_loss, draw_support, teacher
+from forerun.train.loss import Aim, Support, draft_loss, draw_support, teacher
 from forerun.train.run import train_head
 from forerun.train.settings import Settings
 from forerun.train.store import FeatureStore
@@ -180,6 +182,26 @@ def test_the_best_weights_are_kept(model: Path, tmp_path: Path, monkeypatch: pyt
     trainer.average.load(trainer.began_with, 4)
     trainer.keep_best()
     assert all(torch.equal(trainer.head.weights[name], tensor) for name, tensor in good.items())
+
+
+def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, checkpoint = Trainer._support, tmp_path / "checkpoint.pt"
+
+    def pressed(trainer: Trainer, step: int) -> Support:  # in the middle of a step
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return usual(trainer, step)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_support", pressed)
+        new_trainer(model).run(None, checkpoint, NullProgress())
+    resumed, whole = new_trainer(model), new_trainer(model)
+    resumed.load(checkpoint)
+    assert resumed.record.steps == 2
+    resumed.run(None, checkpoint, NullProgress())
+    whole.run(None, tmp_path / "other.pt", NullProgress())
+    assert resumed.record.steps == whole.record.steps == 4
+    assert all(torch.equal(tensor, whole.head.weights[name]) for name, tensor in resumed.head.weights.items())
 
 
 def test_a_draft_counts_when_those_before_it_from_the_same_base_are_right(model: Path) -> None:

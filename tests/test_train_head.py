@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,6 @@ from forerun.train.chain import fused_works
 from forerun.train.evaluate import Measured, choose_vocabulary, evaluate, tokens_per_round
 from forerun.train.generate import Answer, write
 from forerun.train.head import Head, Scales
-from forerun.train.loop import Trainer
-from forerun.train.loss import Support
 from forerun.train.run import train_head
 from forerun.train.settings import Settings, default_taps
 from forerun.train.start import load_start
@@ -175,31 +171,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         prompts.with_suffix(".jsonl").write_text('{"prompt": "say something about 3"}')
         with pytest.raises(ForerunError, match="or data"):
             train(model, tmp_path / "head", SMALL, *given)
-
-
-def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(
-    model: Path,
-    prompts: Path,
-    questions: Path,
-    trained: tuple[Path, dict[str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    usual = Trainer._support
-
-    def pressed(trainer: Trainer, step: int) -> Support:  # in the middle of a step
-        if step == 9:
-            os.kill(os.getpid(), signal.SIGINT)
-        return usual(trainer, step)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "_support", pressed)
-        train(model, tmp_path / "head", SMALL, prompts, questions)
-    lines: list[str] = []
-    train(model, tmp_path / "head", SMALL, prompts, questions, log=lines.append)
-    assert "going on from step 10" in lines
-    resumed, whole = weights_of(tmp_path / "head"), weights_of(trained[0])
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
 def test_a_draft_vocabulary_is_sorted_and_of_the_size_asked_for(
