@@ -61,3 +61,9 @@ def test_a_head_does_not_overwrite_a_model(
         (line,) = capsys.readouterr().err.splitlines()
         assert word in line
     assert {file: file.read_bytes() for file in model.iterdir()} == before
+
+
+def test_a_model_that_is_not_there_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train-head", "nothere", "--out", str(tmp_path / "head"), "--device", "cpu"]) == 2
+    assert "model not found" in capsys.readouterr().err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
