@@ -263,7 +263,7 @@ class Engine:
             turn.judge_unrun(result.tokens)
         who, tokens = [result.turn.sequence.id for result in taken], sum(len(result.tokens) for result in taken)
         drafted = any(r.drafted for r in taken if r.turn.sequence.policy.measures)  # named arms do either way
-        self._batch.delivered(who, work.ended, tokens, drafted, bool(work.prompts), work.typical)
+        self._batch.delivered(who, work.ended, tokens, drafted, bool(work.prompts), work.typical, reading)
 
     def _take(self, result: Result) -> bool:
         """Emit what one sequence got; keep just the rows of tokens that were emitted before the last.

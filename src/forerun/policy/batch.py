@@ -84,7 +84,8 @@ class BatchPolicy:
         # answers that end together one alone is told of the rounds of all.
         self._tokens, self._busy = USUAL_ANSWER, 2.0
         self._busy_rounds = 0  # since an answer ended
-        self._last: tuple[list[int], float] = [], 0.0  # who took part in the last round, and when it ended
+        # Of the last round: who took part, when it ended, and how long drafters then read prompts.
+        self._last: tuple[list[int], float, float] = [], 0.0, 0.0
 
     def drafts(self, able: int, sequences: int) -> bool:
         """Does a round of so many sequences draft, of which `able` could? Asking changes nothing."""
@@ -110,23 +111,31 @@ class BatchPolicy:
         self._busy = OLD * self._busy + self._busy_rounds
         self._busy_rounds = 0
 
-    def delivered(self, who: list[int], ended: float, tokens: int, drafted: bool, prompts: bool, typical: bool) -> None:
-        """A round of these sequences. `prompts`: some were read beside it; `typical`: nothing was captured for it."""
-        (before, last), self._last = self._last, (who, ended)
+    def delivered(
+        self, who: list[int], ended: float, tokens: int, drafted: bool, prompts: bool, typical: bool, reading: float
+    ) -> None:
+        """A round of these sequences. `prompts`: some were read beside it; `typical`: nothing was captured for it.
+
+        `reading`: seconds after its end in which drafters read those prompts. A batch that never drafts would not
+        have them, so they are no part of the plain round that follows.
+        """
+        (before, last, spent), self._last = self._last, (who, ended, reading)
         busy = prompts or who != before
         self._busy_rounds += busy
         if len(who) > 1 and before:
-            self.learn(len(who), drafted, tokens, ended - last if typical else None, busy)
+            self.learn(len(who), drafted, tokens, ended - last if typical else None, busy, spent)
 
-    def learn(self, sequences: int, drafted: bool, tokens: int, seconds: float | None, busy: bool = False) -> None:
-        """A round. `seconds`: since the end of the one before; None where that tells nothing."""
+    def learn(
+        self, sequences: int, drafted: bool, tokens: int, seconds: float | None, busy: bool, reading: float
+    ) -> None:
+        """A round. `seconds`: since the end of the one before; None where that tells nothing. `reading`: part of it."""
         record = self._record(sequences)
         if record.prepares or not record.compared:
             record.rounds += 1
             if seconds is not None:
                 record.seconds, record.tokens = record.seconds + seconds, record.tokens + tokens
         if seconds is not None and tokens and drafted == record.drafting and not record.prepares:
-            record.ways[drafted].add(tokens, seconds, busy)
+            record.ways[drafted].add(tokens, seconds if drafted else seconds - reading, busy)
             record.look -= not record.compared
             if record.look == 0 and record.rounds:
                 self._compare(record)
