@@ -73,7 +73,8 @@ def test_the_end_of_an_answer_is_followed_to_its_figures(page: Page) -> None:
     page.server.release.clear()
     page.send("lines")  # who reads further up stays there
     page.wait(lambda: len(page.all(".answer-body")) == 2 and "Line 29" in page.texts(".answer-body")[1])
-    page.js("document.querySelector('.log').scrollTop -= 400")
+    late = "log.addEventListener('scroll', (event) => event.stopImmediatePropagation(), { capture: true })"
+    page.js(f"const log = document.querySelector('.log'); {late}; log.scrollTop -= 400")  # its event may come too late
     page.wait(lambda: page.js(left) > 300)
     page.server.release.set()
     page.answer()

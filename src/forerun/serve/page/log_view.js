@@ -36,8 +36,8 @@ export class LogView {
   }
 
   toEnd() {
-    this.following = true;
     this.root.scrollTop = this.root.scrollHeight;
+    this.#scrolled();
   }
 
   editLast() {
@@ -72,6 +72,7 @@ export class LogView {
     this.#updateSoon();
     if (this.chat.run?.node === node) return;
     this.waiting.watch(null);
+    this.#scrolled();
     const { following } = this;
     this.#updateAll();
     if (following) this.toEnd(); // to the figures, which come last
@@ -110,10 +111,12 @@ export class LogView {
   }
 
   #follow() {
+    this.#scrolled();
     if (this.following && this.chat.run) this.root.scrollTop = this.root.scrollHeight;
     this.#scrolled();
   }
 
+  /** Also asked before the end is followed: the browser tells of a reader's move only with its next frame. */
   #scrolled() {
     const left = this.root.scrollHeight - this.root.scrollTop - this.root.clientHeight;
     const atEnd = left < NEAR;
