@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from forerun.policy.costs import Average, batch_class
 
 FIRST_LOOK, LOOK = 16, 24  # rounds that are timed before the ways are compared, and in later looks at the losing one
+CLEAR, CLEARLY = 6, 1.15  # rounds after which a look ends early if the way looked at takes this much longer for a token
 FIRST_GAP, LAST_GAP = 512, 8192  # rounds between such looks, or more where a look lost much
-LOOKING = 0.015  # of the time may be lost to looks: drafters read the prompts of whoever joins before and during one
+LOOKING = 0.01  # of the time may be lost to looks: drafters read the prompts of whoever joins before and during one
 SOON = 32  # rounds before a look at drafting from which on drafters read prompts again
 PATIENCE = 512  # rounds that a look waits for batches that can draft
 LEAD = 1.02  # drafting must bring this much more than plain decoding
@@ -137,7 +138,7 @@ class BatchPolicy:
         if seconds is not None and tokens and drafted == record.drafting and not record.prepares:
             record.ways[drafted].add(tokens, seconds if drafted else seconds - reading, busy)
             record.look -= not record.compared
-            if record.look == 0 and record.rounds:
+            if record.rounds and (record.compared or self._loses_clearly(record)):
                 self._compare(record)
                 return
         if record.compared:
@@ -148,6 +149,14 @@ class BatchPolicy:
         elif record.drafting and record.rounds > PATIENCE:  # too few can draft
             record.drafting, record.gap = False, min(LAST_GAP, 2 * record.gap)
             record.end_look(record.ways[False].seconds_per_token(self._busy_per_token))
+
+    def _loses_clearly(self, record: Record) -> bool:
+        """Has the way that is looked at taken so much longer that more rounds of it would only cost?"""
+        way, other = record.ways[record.drafting], record.ways[not record.drafting]
+        if way.tokens.count < CLEAR or not other.tokens.count:
+            return False
+        often = self._busy_per_token
+        return way.seconds_per_token(often) > CLEARLY * other.seconds_per_token(often)
 
     def _compare(self, record: Record) -> None:
         """Use the better way from now on; the other one is looked at sooner when it came near."""
