@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=110_000)
     parser.add_argument("--prompt-files", type=Path, nargs="*", default=[], help="default: built-in prompts")
     parser.add_argument("--start-from", type=Path, help="a head's folder to go on from")
-    parser.add_argument("--rate", type=float, help="the highest; default 1e-3, or 5e-4 with --start-from")
+    parser.add_argument("--rate", type=float, help="the highest; default 3e-3, or 5e-4 with --start-from")
     parser.add_argument("--final-rate", type=float, default=0.02, help="share of the highest at the end")
     parser.add_argument("--taps", help="default 3,15,25, or those of --start-from")
     parser.add_argument("--intermediate", type=int)

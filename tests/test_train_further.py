@@ -95,7 +95,7 @@ def test_a_head_goes_on_from_another_ones_weights_and_keeps_its_vocabulary(
         torch.testing.assert_close(after[name], tensor, rtol=3e-7, atol=0)
     assert report["draft_vocab"]["size"] == 64
     assert [run["training"]["steps"] for run in report["history"]] == [4]
-    assert "An earlier run: AdamW, 0.004" in (tmp_path / "same" / "README.md").read_text()
+    assert "An earlier run: Muon and AdamW, 0.004" in (tmp_path / "same" / "README.md").read_text()
     moved = train(model, tmp_path / "moved", replace(still, rate=4e-3, draft_vocab=32), files)
     assert len(weights_of(tmp_path / "moved")["mtp.draft_vocab"]) == 32
     assert moved["training"]["rate"] == 4e-3
@@ -114,7 +114,7 @@ def test_a_wider_head_is_trained_whole(model: Path, files: tuple[Path, Path], fi
 
 
 def test_a_trained_head_gets_a_lower_rate_unless_told_otherwise() -> None:
-    assert Settings().peak == 1e-3
+    assert Settings().peak == 3e-3
     assert Settings(start_from="x").peak < 1e-3
     assert Settings(start_from="x", rate=2e-3).peak == 2e-3
 

@@ -31,7 +31,7 @@ def train_head(
     minutes: Annotated[float | None, training(help="For everything; default: 30, or what --steps take.")] = None,
     steps: Annotated[int | None, training(help="Optimiser steps.")] = None,
     start_from: Annotated[Path | None, training(help="Head to train further; may become wider.")] = None,
-    rate: Annotated[float | None, training(help="Highest learning rate; default: 1e-3, or 5e-4 from a head.")] = None,
+    rate: Annotated[float | None, training(help="Highest learning rate; default: 3e-3, or 5e-4 from a head.")] = None,
     draft_vocab: Annotated[
         str, training(metavar="N|auto", help="Ids the head may draft; auto: few, or as --start-from.")
     ] = "auto",

@@ -64,9 +64,10 @@ def model_card(name: str, report: dict[str, Any], user_prompts: bool) -> str:
 
 
 def _optimiser(training: dict[str, Any], device: str) -> str:
+    optimiser = training.get("optimiser", "AdamW")  # histories of earlier versions do not name it
     return (
-        f"AdamW, {training['rate']:g} with a cosine, {training['steps']} steps, {training['positions'] / 1e6:.0f} M "
-        f"positions in {training['seconds'] / 60:.1f} minutes on {device}."
+        f"{optimiser}, {training['rate']:g} with a cosine, {training['steps']} steps, "
+        f"{training['positions'] / 1e6:.0f} M positions in {training['seconds'] / 60:.1f} minutes on {device}."
     )
 
 

@@ -20,6 +20,7 @@ from forerun.progress import Progress
 from forerun.train.average import WeightAverage, put, weights_replaced
 from forerun.train.head import Head
 from forerun.train.loss import Aim, Support, draft_loss, draw_support, teacher
+from forerun.train.optimisers import optimisers
 from forerun.train.settings import Settings
 from forerun.train.store import Batch, FeatureStore
 
@@ -70,12 +71,7 @@ class Trainer:
         self.output = head.target.output
         device = head.target.device
         self.batch_tokens = settings.batch_tokens or (32_768 if device.type == "cuda" else 1024)
-        groups = [
-            {"params": list(head.matrices()), "weight_decay": settings.weight_decay},
-            {"params": list(head.vectors()), "weight_decay": 0.0},
-        ]
-        fused = device.type == "cuda"
-        self.optimiser = torch.optim.AdamW(groups, lr=settings.peak, betas=(0.9, 0.95), fused=fused)
+        self.optimisers = optimisers(head, settings)
         self.average = WeightAverage(head.weights, settings.average)
         self.began_with = {name: tensor.detach().clone() for name, tensor in head.weights.items()}
         self.generator = torch.Generator(device=device)
@@ -148,8 +144,9 @@ class Trainer:
     def _step(self, chosen: np.ndarray, fraction: float) -> None:
         record, settings = self.record, self.settings
         rate = settings.peak * _schedule(fraction, settings)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate
         batch = self.store.batch(chosen, settings.unroll)
         loss = self.loss(batch, self._support(record.steps), fraction)
         loss.backward()
@@ -158,8 +155,9 @@ class Trainer:
         for gradient in gradients:
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        for optimiser in self.optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
         self.average.add(self.head.weights)
         record.steps += 1
         record.positions += len(batch.sequence)
@@ -245,7 +243,7 @@ class Trainer:
         record = self.record
         state: dict[str, Any] = {
             "weights": {name: tensor.detach() for name, tensor in self.head.weights.items()},
-            "optimiser": self.optimiser.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "average": self.average.values,
             "average_count": self.average.count,
             "began_with": self.began_with,
@@ -268,10 +266,15 @@ class Trainer:
         if not file.is_file():
             return
         state = torch.load(file, map_location=self.head.target.device, weights_only=True)
+        if "optimisers" not in state:
+            raise ForerunError(
+                f"{file.parent} holds a run of an earlier version: delete it, or give another --work folder"
+            )
         put(self.head.weights, state["weights"])
         self.average.load(state["average"], state["average_count"])
         self.began_with = state["began_with"]
-        self.optimiser.load_state_dict(state["optimiser"])
+        for optimiser, held in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(held)
         self.record = Record(*state["record"])
         self.log(f"going on from step {self.record.steps}")
 

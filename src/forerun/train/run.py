@@ -288,6 +288,7 @@ def _describe(
     count = sum(tensor.numel() for tensor in head.weights.values())
     training = asdict(record) | {"unroll": settings.unroll, "decay": settings.decay, "rate": settings.peak}
     training |= {"hard": settings.aim(0.0)[0], "agree": settings.aim(1.0)[1], "agree_from": settings.agrees_from}
+    training |= {"optimiser": "AdamW" if settings.continues else "Muon and AdamW"}
     training |= {"agree_at": list(settings.agree_at), "missed": settings.missed}
     return {
         "head": {"taps": list(head.taps), "intermediate": head.intermediate, "parameters": count},

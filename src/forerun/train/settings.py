@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FRESH_RATE = 1e-3
-CONTINUED_RATE = 5e-4  # a trained head loses what it knows at the rate it began with
+FRESH_RATE = 3e-3  # for Muon, which a new head begins with
+CONTINUED_RATE = 5e-4  # for AdamW: a trained head loses what it knows at a higher one
 HARD, AGREE = 0.2, 6.0  # the first while a head learns its target, the second once most drafts are near
 FRESH_AGREE_FROM = 0.6  # of a run that starts from nothing
 
@@ -55,18 +55,23 @@ class Settings:
     checkpoint_seconds: float = 60.0
 
     @property
+    def continues(self) -> bool:
+        """Does a trained head go on, instead of a new one that begins?"""
+        return self.start_from is not None
+
+    @property
     def peak(self) -> float:
         """The highest learning rate."""
         if self.rate is not None:
             return self.rate
-        return FRESH_RATE if self.start_from is None else CONTINUED_RATE
+        return CONTINUED_RATE if self.continues else FRESH_RATE
 
     @property
     def agrees_from(self) -> float:
         """From which share of the run on equal choices count."""
         if self.agree_from is not None:
             return self.agree_from
-        return FRESH_AGREE_FROM if self.start_from is None else 0.0
+        return 0.0 if self.continues else FRESH_AGREE_FROM
 
     def aim(self, fraction: float) -> tuple[float, float]:
         """`hard` and `agree` when this share of the run is over.

@@ -19,7 +19,7 @@ from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.heads import HeadFolder, find_head
 
 VOCABULARY = "mtp.draft_vocab"
-TOLD = ("steps", "positions", "seconds", "rate")
+TOLD = ("optimiser", "steps", "positions", "seconds", "rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,8 @@ def _history(folder: Path) -> list[dict[str, Any]]:
     """What the head's own report says; nothing when there is none, since only the model card needs it."""
     try:
         report = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        training = {name: report["training"][name] for name in TOLD}
+        known = {"optimiser": "AdamW"} | report["training"]  # reports of earlier versions do not name it
+        training = {name: known[name] for name in TOLD}
         return [*report.get("history", []), {"data": report["data"], "training": training, "device": report["device"]}]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []

@@ -16,6 +16,7 @@ from forerun.train.target import Target
 READ_TOKENS = 65_536  # tokens of one pass of the target
 LOGIT_ROWS = 8192
 SHORT_PROMPT, PROMPT_STEP = 160, 1.3  # prompts up to so many tokens are alike, longer ones within this factor
+ALIGN = 64  # batches are as long as a multiple of this: matrix libraries plan anew for every shape they see
 SIZED_PASSES, SIZED_ROWS = 4, 200_000  # enough to know the size of states
 
 
@@ -64,7 +65,7 @@ class FeatureStore:
         last = len(self.target.config.layers) - 1
         taps = tuple(sorted({*self.taps, last}))
         sizes: list[Tensor] = []
-        for chosen in _chunks(order, self.lengths, READ_TOKENS):
+        for chosen in _chunks(order, _aligned(self.lengths), READ_TOKENS):
             index, real = self._index(chosen)
             hidden, tapped = self.target.read(self.tokens[index], taps)
             if len(sizes) < SIZED_PASSES:
@@ -84,7 +85,7 @@ class FeatureStore:
         device = self.tokens.device
         lengths = _to(device, self.lengths[chosen])
         starts = _to(device, self.starts[chosen])
-        places = torch.arange(int(self.lengths[chosen].max()), device=device)
+        places = torch.arange(int(_aligned(self.lengths[chosen]).max()), device=device)
         index = starts[:, None] + torch.minimum(places, lengths[:, None] - 1)
         return index, places < lengths[:, None]
 
@@ -128,7 +129,7 @@ class FeatureStore:
             depth=depth,
             hidden=self.features[where, -1],
             whole=self.whole[where],
-            first=max(int(self.prompts[chosen].min()) - 1, 0),
+            first=max(int(self.prompts[chosen].min()) - 1, 0) // ALIGN * ALIGN,
         )
 
     def epoch(self, usable: np.ndarray, tokens: int, seed: int) -> list[np.ndarray]:
@@ -140,7 +141,7 @@ class FeatureStore:
         blurred = self.lengths[usable] * random.uniform(0.9, 1.1, len(usable))
         prompts = np.maximum(self.prompts[usable] * random.uniform(0.9, 1.1, len(usable)), SHORT_PROMPT)
         order = np.lexsort((blurred, np.floor(np.log(prompts / SHORT_PROMPT) / np.log(PROMPT_STEP))))
-        groups = list(_chunks(usable[order], self.lengths, tokens))
+        groups = list(_chunks(usable[order], _aligned(self.lengths), tokens))
         return [groups[place] for place in random.permutation(len(groups))]
 
 
@@ -155,6 +156,10 @@ def _chunks(order: np.ndarray, lengths: np.ndarray, tokens: int) -> Iterator[np.
         longest = longer
     if start < len(order):
         yield order[start:]
+
+
+def _aligned(lengths: np.ndarray) -> np.ndarray:
+    return -(-lengths // ALIGN) * ALIGN
 
 
 def _rms(states: Tensor) -> Tensor:
