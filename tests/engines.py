@@ -108,6 +108,9 @@ class Scripted:
     def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:
         self.texts[sequence_id] = list(tokens)
 
+    def open_late(self, sequence_id: int, pending: int) -> None:
+        self.open(sequence_id, [pending])
+
     def observe(self, sequence_id: int, tokens: list[int]) -> None:
         self.texts[sequence_id] += tokens
 

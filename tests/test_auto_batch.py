@@ -10,7 +10,7 @@ from engines import NoText, Scripted, decoder, engine, finish, request, run
 from tiny import tiny_model
 
 from forerun.engine.engine import Engine
-from forerun.engine.sequence import Status
+from forerun.engine.sequence import Sequence, Status
 from forerun.models.layers.decoder import Decoder
 from forerun.policy.batch import BatchPolicy
 from forerun.policy.controller import Controller
@@ -80,6 +80,53 @@ def test_prompts_are_read_by_drafters_only_where_drafts_may_come(target: Decoder
     assert ("mtp" in second.arms) is drafts and "lookup" in second.arms
     assert "mtp" in first.arms, "whoever was alone keeps it"
     assert reader.rows
+
+
+def leave_one(machine: Engine, longer: int) -> Sequence:
+    """Two in a batch, of which the first ends soon and the other goes on alone for so many tokens."""
+    first = machine.submit(request(PROMPTS[0], draft="auto", max_tokens=20), NoText())
+    while first.status is not Status.RUNNING:
+        machine.step()
+    second = machine.submit(request(PROMPTS[1], draft="auto", max_tokens=20 + longer), NoText())
+    while first.status is not Status.FINISHED:
+        machine.step()
+    return second
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_who_was_left_out_is_followed_once_drafts_may_pay(target: Decoder, chosen: bool) -> None:
+    """Alone again, or in a batch that has found out that it pays."""
+    machine, reader = make(target, drafts=False)
+    with torch.inference_mode():
+        second = leave_one(machine, longer=40)
+        assert "mtp" not in second.arms and second.left_out == ["mtp"]
+        if chosen:
+            third = machine.submit(request(PROMPTS[2], draft="auto", max_tokens=60), NoText())
+            machine._batch._record(2).drafting, machine._batch._record(2).look = True, 0
+        rows, before = reader.rows, len(second.tokens)
+        finish(machine, [second, third] if chosen else [second])
+    assert "mtp" in second.arms and not second.left_out and not second.warnings
+    assert len(second.tokens) - before > 30 and reader.rows - rows >= len(second.tokens) - before - 2
+    assert second.answer == run(machine, request(PROMPTS[1], max_tokens=60))[0].answer
+
+
+def test_nobody_is_taken_in_while_the_batch_does_not_draft(target: Decoder) -> None:
+    machine, _ = make(target, drafts=False)
+    with torch.inference_mode():
+        waiting = [machine.submit(request(p, draft="auto", max_tokens=30), NoText()) for p in PROMPTS[:3]]
+        while all(one.status is not Status.FINISHED for one in waiting):
+            machine.step()
+            assert all(one.left_out for one in waiting[1:] if one.status is Status.RUNNING)
+
+
+def test_a_drafter_that_cannot_join_late_is_switched_off_for_this_one(target: Decoder) -> None:
+    machine, reader = make(target, drafts=False)
+    reader.open_late = None  # type: ignore[method-assign, assignment]
+    with torch.inference_mode():
+        second = leave_one(machine, longer=40)
+        finish(machine, [second])
+    assert second.arms == ["lookup"] and any("mtp failed" in warning for warning in second.warnings)
+    assert second.answer == run(machine, request(PROMPTS[1], max_tokens=60))[0].answer
 
 
 def test_named_arms_stay(target: Decoder) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import VOCAB, NoText, decoder, finish, request
+from engines import VOCAB, NoText, decoder, finish, request, run
 from heads import (
     ODD,
     SHAPE,
@@ -99,6 +99,31 @@ def test_the_cache_equals_a_teacher_forced_pass(pair: Pair, most_queued: int, mo
         torch.testing.assert_close(keys, expected.keys, rtol=0, atol=1e-4)
         torch.testing.assert_close(values, expected.values, rtol=0, atol=1e-4)
         torch.testing.assert_close(state.last, expected.outputs[-1], rtol=0, atol=1e-4)
+
+
+def test_a_head_that_joins_late_sees_a_text_that_begins_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.draft.mtp.LATE", 6)
+    machine = mtp_engine(pair.model, pair.folder)
+    drafter, (sequence,) = drafter_of(machine), run(machine, request(prompts(3)[2], max_tokens=30))
+    tokens, first = sequence.tokens, len(sequence.tokens) - 20  # the pending token when it joins
+    features, _ = observe(pair.model, tokens[:-1], pair.shape.taps)
+    drafter.open_late(7, tokens[first])
+    ready = []
+    with torch.inference_mode():
+        for place in range(first, len(tokens) - 1):
+            ready.append(bool(drafter.ready(7)))
+            drafter.observe(7, [tokens[place + 1]])
+            drafter.feed(7, features[place : place + 1])
+        state = drafter._states[7]
+        assert drafter._make_room(state, state.fed, [state])
+        drafter._catch_up([state])
+    assert ready == [place >= 6 for place in range(19)]
+    hidden = fuse(pair.weights, pair.shape, features[first:])
+    expected = twin(pair.weights, pair.shape, pair.model.embedding, hidden, torch.tensor(tokens[first + 1 :]))
+    for found, wanted in zip(
+        (*contents(state), state.last), (expected.keys, expected.values, expected.outputs[-1]), strict=True
+    ):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
 
 
 def test_drafts_follow_the_twin_to_any_depth(pair: Pair) -> None:

@@ -21,6 +21,7 @@ from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import make_pass
 
 FEW = 16  # slots that are caught up in a pass together with other sequences
+LATE = 32  # slots that a head which joins late has filled in before it drafts: with fewer it is seldom right
 MOST_QUEUED = 32  # slots that may wait for the next draft; a prompt is worked off while it is read
 
 
@@ -43,6 +44,7 @@ class State:
     queue: list[Tensor] = field(default_factory=list)  # each [rows, features]
     fed: int = 0  # slots whose features have come
     last: Tensor | None = None  # [hidden], the head's output at the last slot of the cache
+    least: int = 0  # slots whose features must have come before it drafts
 
     @property
     def queued(self) -> int:
@@ -90,6 +92,11 @@ class MtpDrafter(Drafter):
         shown = None if media is None else media.one_earlier()
         self._states[sequence_id] = State(SequenceCache(self.pool), list(tokens), shown)
 
+    def open_late(self, sequence_id: int, pending: int) -> None:
+        """Positions are told from each other by their distance alone, so that the first slot may stand anywhere."""
+        self.open(sequence_id, [pending])
+        self._states[sequence_id].least = LATE
+
     def observe(self, sequence_id: int, tokens: list[int]) -> None:
         self._states[sequence_id].tokens += tokens
 
@@ -136,7 +143,8 @@ class MtpDrafter(Drafter):
         return sequence_id in self._states
 
     def ready(self, sequence_id: int) -> int:
-        return sequence_id in self._states
+        state = self._states.get(sequence_id)
+        return state is not None and state.fed >= state.least
 
     def device_half(self, slots: SlotTensors, capture: Capture) -> MtpDeviceHalf:
         """See `draft/mtp_device.py`."""

@@ -153,12 +153,16 @@ class Drafter(Protocol):
         """A sequence begins; `tokens` is its prompt, and `media` what stands in it in place of placeholders."""
         ...
 
+    def open_late(self, sequence_id: int, pending: int) -> None:
+        """Follow a sequence from its pending token on: features of positions before that one never come."""
+        self.open(sequence_id, [pending])
+
     def observe(self, sequence_id: int, tokens: list[int]) -> None:
         """Tokens were committed: every one after the prompt comes by here once, in order, the pending one included."""
         ...
 
     def feed(self, sequence_id: int, features: Tensor) -> None:
-        """What the target computed at committed positions [rows, features], from the first prompt token on, in order.
+        """What the target computed at committed positions [rows, features], from the first followed token on, in order.
 
         By then the tokens up to and including the one after the last of these positions are known, except at the end
         of the prompt. Called only when `wants_features` is set. Keep a copy: the tensor may be reused.

@@ -73,7 +73,7 @@ class Drafters:
         return drafter
 
     def leave_out(self, sequence: Sequence) -> None:
-        """Its batch does not draft: whoever would have to read its prompt now is not among its drafters.
+        """Its batch does not draft: whoever would have to read its prompt now is not among its drafters, for a while.
 
         The others, who read it when they are first asked, stay.
         """
@@ -81,6 +81,22 @@ class Drafters:
         for name in [name for name in sequence.arms if self.by_name[name].wants_features]:
             sequence.policy.drop(name)
             sequence.arms.remove(name)
+            sequence.left_out.append(name)
+
+    def take_in(self, sequence: Sequence, most: int) -> None:
+        """Whoever was left out follows the sequence from here on, without its prompt. `most`: see `deepest`."""
+        names, sequence.left_out = sequence.left_out, []
+        sequence.arms += names
+        for name in names:
+            with self.guarded(sequence, name):
+                self.by_name[name].open_late(sequence.id, sequence.pending)
+                sequence.told[name] = len(sequence.tokens)
+        sequence.policy.give(self.deepest(sequence, most))
+
+    def deepest(self, sequence: Sequence, most: int) -> dict[str, int]:
+        """The arms of a sequence, and how many drafts a round of each may have: at most so many."""
+        names = sequence.arms if sequence.constraint is None else [*sequence.arms, FORCED.drafter]
+        return {arm.name: min(arm.deepest, most) for name in names for arm in SERVED[name] if most > 0}
 
     def announce(self, sequence: Sequence) -> None:
         """Tell everybody of the prompt. A device that still computes on it hides what they do with it."""

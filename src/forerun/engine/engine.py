@@ -11,7 +11,7 @@ import torch
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.device import free_memory
-from forerun.draft.arms import ARMS, FORCED, MAX_DEPTH, SERVED
+from forerun.draft.arms import ARMS, MAX_DEPTH
 from forerun.draft.protocol import Drafter
 from forerun.engine.drafters import Drafters, LowAcceptance
 from forerun.engine.host import HostExecutor
@@ -98,6 +98,7 @@ class Engine:
     def _schedule(self, began: float) -> Round:
         """Who runs, with which arm and depth, and which stretch of a prompt is read; pages for all of them."""
         running = self.scheduler.running()
+        self._take_in(running)
         turns, self._ahead = self._ahead, []
         if [turn.sequence for turn in turns] != running:
             turns = self._decide(running)
@@ -107,6 +108,16 @@ class Engine:
         self._note_unrun(turns)
         self._repeats = 0
         return Round(turns, self._chunks(), began)
+
+    def _take_in(self, running: list[Sequence]) -> None:
+        """Now that drafts may pay, drafters follow those whose prompts they did not read.
+
+        Not where rounds run ahead: the device half of a drafter counts a sequence's positions from its prompt on.
+        """
+        left_out = [sequence for sequence in running if sequence.left_out]
+        if left_out and not self.executor.runs_ahead and self._batch.has_chosen_drafting(len(running)):
+            for sequence in left_out:
+                self.drafters.take_in(sequence, self.max_width - 1)
 
     def _may_repeat(self, turns: list[Turn]) -> bool:
         """Could these turns be the next round too, for all that is known before this one has ended?"""
@@ -337,17 +348,9 @@ class Engine:
 
     def _controller(self, sequence: Sequence) -> Policy:
         """Measured time decides when the user leaves it to us."""
-        costs, most = self.executor.costs_of([sequence]), self.max_width - 1
-        names = sequence.arms if sequence.constraint is None else [*sequence.arms, FORCED.drafter]
-        deepest = {arm.name: min(arm.deepest, most) for name in names for arm in SERVED[name] if most > 0}
-        return Controller(
-            deepest,
-            costs,
-            self.priors,
-            sequence.request.kind,
-            plain_first=not costs.known,
-            steady=self.executor.runs_ahead,
-        )
+        costs, arms = self.executor.costs_of([sequence]), self.drafters.deepest(sequence, self.max_width - 1)
+        kind, steady = sequence.request.kind, self.executor.runs_ahead
+        return Controller(arms, costs, self.priors, kind, plain_first=not costs.known, steady=steady)
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two rounds. Its state stays whole: `resume` goes on where it was."""

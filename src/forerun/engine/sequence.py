@@ -127,6 +127,7 @@ class Sequence:
     constraint: Constraint | None = None  # what may come next
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of every prompt token after the first, if asked for
     arms: list[str] = field(default_factory=list)  # drafters it may use
+    left_out: list[str] = field(default_factory=list)  # drafters that do not follow it while its batch does not draft
     announced: bool = True  # do drafters hear of its prompt as soon as that was read, or when they are first asked?
     told: dict[str, int] = field(default_factory=dict)  # tokens each of them has observed; those not in it are not open
 

@@ -97,6 +97,11 @@ class BatchPolicy:
         record = self._record(sequences)
         return record.drafting or not record.compared or record.rest <= SOON
 
+    def has_chosen_drafting(self, sequences: int) -> bool:
+        """Is it known that a round of so many drafts? One alone always may."""
+        record = self._record(sequences)
+        return sequences == 1 or (record.compared and record.drafting)
+
     def plain_seconds(self, sequences: int) -> float:
         """Of a plain round of so many when nobody comes or goes; 0: not measured."""
         return self._record(sequences).ways[False].calm.value

@@ -9,7 +9,7 @@ under `rejection` too.
 from __future__ import annotations
 
 from forerun.draft.arms import ARMS
-from forerun.policy.acceptance import Priors
+from forerun.policy.acceptance import Acceptance, Priors
 from forerun.policy.costs import CostTable
 from forerun.policy.decision import PLAIN, Decision, Policy
 
@@ -39,14 +39,16 @@ class Controller(Policy):
         steady: bool = False,
     ) -> None:
         """`arms`: name → greatest depth. `steady`: to change arm or depth takes time of its own."""
-        self.arms, self.steady = arms, steady
+        self.steady = steady
         self.costs, self.priors, self.kind = costs, priors or Priors(), kind
-        self.seen = {arm: self.priors.acceptance(arm, kind) for arm in arms}
+        self.arms: dict[str, int] = {}
+        self.seen: dict[str, Acceptance] = {}
+        self.gap: dict[str, int] = {}
+        self.waited: dict[str, int] = {}
+        self.hopes: dict[str, int] = {}
+        self.give(arms)
         self.current = PLAIN
         self.plain_left = plain_first  # rounds of plain decoding at the start: what all else is compared with
-        self.gap = dict.fromkeys(arms, FIRST_GAP)
-        self.waited = dict.fromkeys(arms, FIRST_GAP - 3)  # a first look at every arm comes early
-        self.hopes = dict.fromkeys(arms, HOPES)
         self.trial: str | None = None
         self.limit, self.others = 1, 0
         self.offers: dict[str, int] = {}  # drafts that arms may have now
@@ -56,8 +58,17 @@ class Controller(Policy):
         self.spent = 0.0  # seconds in all
         self.shared_gain = 0.0  # seconds gained in rounds that were decided on for a whole batch
 
+    def give(self, arms: dict[str, int]) -> None:
+        """What was learned of an arm before it was dropped still counts."""
+        self.arms = arms
+        for arm in arms:
+            self.seen.setdefault(arm, self.priors.acceptance(arm, self.kind))
+            self.gap.setdefault(arm, FIRST_GAP)
+            self.waited.setdefault(arm, FIRST_GAP - 3)  # a first look at every arm comes early
+            self.hopes.setdefault(arm, HOPES)
+
     def drop(self, drafter: str) -> None:
-        """A drafter failed: never choose it again."""
+        """Never choose it again, unless it is given back."""
         for arm in [arm for arm in self.arms if ARMS[arm].drafter == drafter]:
             del self.arms[arm]
         if self.current.drafter == drafter:

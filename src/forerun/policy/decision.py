@@ -53,7 +53,10 @@ class Policy:
         """What would have come of a draft that was not run."""
 
     def drop(self, drafter: str) -> None:
-        """A drafter failed: never choose it again."""
+        """A drafter failed, or was left out: do not choose it."""
+
+    def give(self, arms: dict[str, int]) -> None:
+        """All arms there are now, with their greatest depths: some may have been dropped before, or be new."""
 
     def seconds_saved(self, tokens: int, seconds: float, plain: float) -> float:
         """Against plain decoding at `plain` seconds per token: `tokens` tokens took `seconds`."""
