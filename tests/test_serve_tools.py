@@ -100,6 +100,20 @@ def test_without_tools_a_call_is_text(address: str) -> None:
         assert choice["finish_reason"] == "stop"
 
 
+def test_a_call_that_a_stop_string_cut_is_no_call_to_make(address: str) -> None:
+    """Whoever ran it would run it with half of its arguments. A call that was whole by then is one."""
+    for stop, cut in (("aris", True), ("}}\n", True), ("</tool_call>", False), ("Rome", True), ('"name": "time', False)):
+        body = {"messages": ASK, "tools": TOOLS, "stop": stop}
+        choice = call(address, "/v1/chat/completions", body).json["choices"][0]
+        assert choice["stop_reason"] == stop
+        assert choice["finish_reason"] == ("stop" if cut else "tool_calls"), stop
+        tools = [{"name": tool["function"]["name"], "input_schema": {"type": "object"}} for tool in TOOLS]
+        asked = {"model": "tiny", "max_tokens": 2000, "messages": ASK, "tools": tools, "stop_sequences": [stop]}
+        message = call(address, "/v1/messages", asked).json
+        expected = ("stop_sequence", stop) if cut else ("tool_use", None)
+        assert (message["stop_reason"], message["stop_sequence"]) == expected
+
+
 def test_the_template_sees_tools_calls_results_and_reasoning(engine: FakeEngine, address: str) -> None:
     for name in ("reasoning_content", "reasoning"):
         messages = [
