@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.request_ids import request_id
 
 log = logging.getLogger("forerun")
 
@@ -34,19 +35,20 @@ def openai_body(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": code, **error.facts}}
 
 
-def anthropic_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
-    """`/v1/messages` and all below."""
+def anthropic_body(error: ApiError, named: str) -> dict[str, Any]:
+    """`/v1/messages` and all below; `named`: the request's id."""
     kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message, facts = error.message, error.facts
     if error.code == "context_length_exceeded" and {"n_prompt_tokens", "n_ctx"} <= facts.keys():
         # Anthropic's own words: Claude Code looks for them, and shortens the conversation.
         message = f"prompt is too long: {facts['n_prompt_tokens']} tokens > {facts['n_ctx']} maximum"
-    return {"type": "error", "error": {"type": kind, "message": message, **facts}, "request_id": request_id}
+    return {"type": "error", "error": {"type": kind, "message": message, **facts}, "request_id": named}
 
 
-def error_response(path: str, error: ApiError, request_id: str | None = None) -> Response:
+def error_response(scope: Scope, error: ApiError) -> Response:
     """In the form that belongs to the path."""
-    body = anthropic_body(error, request_id) if path.startswith("/v1/messages") else openai_body(error)
+    anthropic = scope["path"].startswith("/v1/messages")
+    body = anthropic_body(error, request_id(scope)) if anthropic else openai_body(error)
     return JSONResponse(body, error.status, headers=error.headers)
 
 
@@ -99,20 +101,16 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
-        return _answered(request, error)
+        return error_response(request.scope, error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _answered(request, validation_error(error))
+        return error_response(request.scope, validation_error(error))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         message = HTTP_MESSAGES.get(error.status_code, str(error.detail))
-        return _answered(request, ApiError(error.status_code, message, headers=error.headers))
-
-
-def _answered(request: Request, error: ApiError) -> Response:
-    return error_response(request.scope["path"], error, getattr(request.state, "request_id", None))
+        return error_response(request.scope, ApiError(error.status_code, message, headers=error.headers))
 
 
 class CatchAll:
@@ -134,4 +132,4 @@ class CatchAll:
         except Exception as error:
             if begun or scope["type"] != "http":
                 raise
-            await _answered(Request(scope), as_api_error(error))(scope, receive, send)
+            await error_response(scope, as_api_error(error))(scope, receive, send)
