@@ -31,6 +31,8 @@ def check_settings(settings: ServeSettings) -> None:
         value = getattr(settings, name)
         if value not in known:
             raise ForerunError(f"--{name.replace('_', '-')} {value}: use one of {', '.join(known)}")
+    if settings.served_name == "":
+        raise ForerunError("--served-name is empty: give a name, or leave it out")
     key = settings.api_key
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
         raise ForerunError("--api-key must be printable ASCII without spaces: headers carry nothing else")
@@ -47,7 +49,7 @@ def free_port(host: str, port: int) -> int:
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not count
         try:
-            listener.bind((host.strip("[]"), port))
+            listener.bind((host, port))
         except OSError as error:
             raise ForerunError(f"cannot listen on {host}:{port}: {error.strerror or error}; try --port 0") from error
         return int(listener.getsockname()[1])
@@ -58,6 +60,6 @@ def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
