@@ -101,6 +101,9 @@ class LocalEngine:
 
     def _refuse_if_full(self, room: EngineRoom, more: int) -> None:
         """What finds a place in the rounds at once does not wait; where somebody waits for memory, nobody does."""
+        most = self.settings.max_queue + self._places
+        if more > most:  # not even if nobody else were there: trying again would not help
+            raise bad_request(f"these are {more} answers, and the server makes and queues {most} at most", "n")
         waiting = sum(answer.waits for answer in self._answers.copy())
         free = 0 if room.blocked else max(0, self._places - (len(self._answers) - waiting))
         if waiting + more > self.settings.max_queue + free:
