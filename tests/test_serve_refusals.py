@@ -178,6 +178,11 @@ def test_a_full_queue_is_429_with_a_time_to_wait() -> None:
             assert reply.error == {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}
 
 
+def test_a_body_that_cannot_be_read_says_why(address: str) -> None:
+    for body in (b'{"messages": "\xff"}', b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}"):
+        assert "UTF-8" in call(address, "/v1/chat/completions", body).error["message"]
+
+
 ASK_MESSAGES: Any = {"model": "tiny", "max_tokens": 5, "messages": MESSAGES}
 LONG = "word " * 8 * CONTEXT
 DIALECTS: list[tuple[str, dict[str, Any], str]] = [

@@ -26,7 +26,12 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-HTTP_MESSAGES = {404: "There is nothing at this address.", 405: "This address does not take that method."}
+# Better words than FastAPI's, by its own.
+HTTP_MESSAGES = {
+    "Not Found": "There is nothing at this address.",
+    "Method Not Allowed": "This address does not take that method.",
+    "There was an error parsing the body": "The body cannot be read: send JSON in UTF-8, not too deeply nested.",
+}
 
 
 def openai_body(error: ApiError) -> dict[str, Any]:
@@ -109,7 +114,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        message = HTTP_MESSAGES.get(error.status_code, str(error.detail))
+        message = HTTP_MESSAGES.get(error.detail, error.detail)
         return error_response(request.scope, ApiError(error.status_code, message, headers=error.headers))
 
 
