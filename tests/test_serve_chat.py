@@ -186,6 +186,13 @@ def test_of_two_limits_the_newer_one_holds_and_the_other_is_named(address: str) 
         assert reply.headers.get("x-forerun-warning") == header
 
 
+def test_what_is_continued_is_echoed_whatever_it_was(address: str) -> None:
+    for said in ({"content": "Well, "}, {"refusal": "Well, "}, {"content": [{"type": "refusal", "refusal": "Well, "}]}):
+        messages = [*MESSAGES, {"role": "assistant", **said}]
+        body = {"messages": messages, "continue_final_message": True, "echo": True}
+        assert whole(address, **body)["choices"][0]["message"]["content"] == f"Well, {TEXT}"
+
+
 def test_request_ids_are_echoed_when_harmless(address: str) -> None:
     given = call(address, "/health", headers={"X-Request-Id": "abc-123"})
     assert given.headers["x-request-id"] == "abc-123"

@@ -102,7 +102,8 @@ def test_without_tools_a_call_is_text(address: str) -> None:
 
 def test_a_call_that_a_stop_string_cut_is_no_call_to_make(address: str) -> None:
     """Whoever ran it would run it with half of its arguments. A call that was whole by then is one."""
-    for stop, cut in (("aris", True), ("}}\n", True), ("</tool_call>", False), ("Rome", True), ('"name": "time', False)):
+    stops = {"aris": True, "}}\n": True, "</tool_call>": False, "Rome": True, '"name": "time': False}
+    for stop, cut in stops.items():
         body = {"messages": ASK, "tools": TOOLS, "stop": stop}
         choice = call(address, "/v1/chat/completions", body).json["choices"][0]
         assert choice["stop_reason"] == stop

@@ -14,7 +14,6 @@ from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.transport import respond, start
 from forerun.serve.model_service import ModelService
 from forerun.serve.routes.chat_chunks import ChatEncoder
-from forerun.serve.routes.chat_messages import joined
 from forerun.serve.routes.chat_request import ChatRequest
 from forerun.serve.routes.chunks import Shape
 from forerun.serve.routes.completion_chunks import TextEncoder
@@ -33,7 +32,7 @@ def router(chats: ChatService, texts: CompletionPipeline, models: ModelService, 
         """Answer a conversation, whole or as a stream of chunks."""
         models.check_name(body.model)
         job = body.job()
-        begun = joined(body.messages[-1].content) if body.echo else ""
+        begun = job.messages[-1]["content"] if body.echo else ""
         run = await start(request, chats, job)
         encoder = ChatEncoder(run, _shape(body, bool(body.logprobs), bool(body.echo)), job.wish.n, begun)
         return await respond(request, run, encoder, _headers(body), stream=body.stream, ping=settings.ping)
