@@ -68,7 +68,10 @@ def as_api_error(error: Exception) -> ApiError:
 def validation_error(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong, and where. Of several forms that a field may have, the one that came closest."""
     errors = error.errors()
-    first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
+    first = max(
+        (e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]),
+        key=lambda e: (len(e["loc"]), e["type"] == "union_tag_invalid"),  # an object came, of a kind that is not known
+    )
     place = [part for part in first["loc"] if part != "body"]
     kind = first["type"]
     if kind == "json_invalid":
@@ -95,10 +98,20 @@ def _param(place: list[Any], body: Any, *, missing: bool) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
             body = body[part] if isinstance(body, list) and part < len(body) else None
+        elif _is_tag(place[number - 1 :], body, missing):
+            continue
         elif isinstance(body, dict) and (part in body or (missing and number == len(place))):
             text += (f".{part}" if text else part) if part.isidentifier() else ""
             body = body.get(part)
     return text[:200]
+
+
+def _is_tag(place: list[Any], body: Any, missing: bool) -> bool:
+    """Is the first part the type of the object, and no field of that name, under which there is what comes next?"""
+    if not isinstance(body, dict) or body.get("type") != place[0] or len(place) == 1:
+        return False
+    under = body.get(place[0])
+    return not isinstance(under, dict) or (place[1] in under) == (missing and len(place) == 2)
 
 
 def add_error_handlers(app: FastAPI) -> None:
