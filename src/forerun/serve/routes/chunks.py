@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from forerun import __version__
 from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, Summary, TokenInfo, Usage
 from forerun.serve.dialects.transport import Encoder, Json
 from forerun.serve.error_bodies import openai_body
@@ -17,7 +18,6 @@ from forerun.serve.sse import DONE
 class Shape:
     """What a client wants to see of an answer."""
 
-    fingerprint: str
     include_usage: bool = False
     logprobs: bool = False
     token_details: bool = False
@@ -64,7 +64,7 @@ class CompletionEncoder(Encoder):
             "object": self.chunk_object,
             "created": run.created,
             "model": run.model,
-            "system_fingerprint": shape.fingerprint,
+            "system_fingerprint": f"forerun-{__version__}",
         }
 
     @abstractmethod

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from forerun import __version__
 from forerun.serve.chat_events import ChatService
 from forerun.serve.completion_service import CompletionPipeline
 from forerun.serve.dialects.notes import Notes
@@ -57,7 +56,6 @@ def router(chats: ChatService, texts: CompletionPipeline, models: ModelService, 
 
 def _shape(body: GenerationFields, logprobs: bool, echo: bool) -> Shape:
     return Shape(
-        f"forerun-{__version__}",
         include_usage=body.include_usage,
         logprobs=logprobs,
         token_details=bool(body.return_token_details),
