@@ -173,7 +173,12 @@ def test_what_the_official_client_keeps_can_be_sent_back(engine: FakeEngine, add
 
 def test_thinking_is_switched_by_any_of_the_fields(engine: FakeEngine, address: str) -> None:
     off = [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}]
-    on = [{}, {"reasoning_effort": "high"}, {"chat_template_kwargs": {"enable_thinking": True}}]
+    on = [
+        {},
+        {"reasoning_effort": "high"},
+        {"reasoning_effort": "max"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+    ]
     for fields, ends in [(f, "<think></think>") for f in off] + [(f, "assistant\n") for f in on]:
         assert call(address, "/v1/chat/completions", {"messages": ASK, **fields}).status == 200
         assert prompt_of(engine).endswith(ends), fields

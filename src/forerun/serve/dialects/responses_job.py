@@ -128,7 +128,7 @@ def _thinking(request: Prompt, notes: Notes) -> Thinking:
     options = request.reasoning
     if options is not None and options.context not in (None, "auto"):
         notes.unused("reasoning.context")
-    thinking = thinking_for("xhigh" if options.effort == "max" else options.effort) if options else Thinking()
+    thinking = thinking_for(options.effort) if options else Thinking()
     budget = request.thinking_budget if isinstance(request, ResponsesRequest) else None
     return thinking if budget is None else Thinking(thinking.enabled, budget)
 
