@@ -14,7 +14,6 @@ from forerun.serve.dialects.transport import respond, start
 from forerun.serve.model_service import ModelService
 from forerun.serve.routes.chat_chunks import ChatEncoder
 from forerun.serve.routes.chat_request import ChatRequest
-from forerun.serve.routes.chunks import Shape
 from forerun.serve.routes.completion_chunks import TextEncoder
 from forerun.serve.routes.completion_request import CompletionRequest
 from forerun.serve.routes.openai_fields import GenerationFields
@@ -33,7 +32,7 @@ def router(chats: ChatService, texts: CompletionPipeline, models: ModelService, 
         job = body.job()
         begun = job.messages[-1]["content"] if body.echo else ""
         run = await start(request, chats, job)
-        encoder = ChatEncoder(run, _shape(body, bool(body.logprobs), bool(body.echo)), job.wish.n, begun)
+        encoder = ChatEncoder(run, body, begun)
         return await respond(request, run, encoder, _headers(body), stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/chat/completions/input_tokens")
@@ -48,19 +47,10 @@ def router(chats: ChatService, texts: CompletionPipeline, models: ModelService, 
         models.check_name(body.model)
         job = body.job()
         started = await unless_gone(request, texts.start(job), lambda started: started.run.close())
-        encoder = TextEncoder(started, _shape(body, body.logprobs is not None, job.echo), body.only_prompt)
+        encoder = TextEncoder(started, body)
         return await respond(request, started.run, encoder, _headers(body), stream=body.stream, ping=settings.ping)
 
     return routes
-
-
-def _shape(body: GenerationFields, logprobs: bool, echo: bool) -> Shape:
-    return Shape(
-        include_usage=body.include_usage,
-        logprobs=logprobs,
-        token_details=bool(body.return_token_details),
-        echo=echo,
-    )
 
 
 def _headers(body: GenerationFields) -> dict[str, str]:
