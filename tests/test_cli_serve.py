@@ -166,6 +166,8 @@ def test_other_addresses_need_a_key(host: str, server: FakeServer, capsys: pytes
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost", "LOCALHOST"])
 def test_loopback_needs_none(host: str, server: FakeServer) -> None:
     assert main(["serve", "--host", host]) == 0
+    assert server.settings is not None
+    assert server.settings.host == host.strip("[]"), "sockets know no brackets"
 
 
 @pytest.mark.parametrize(
@@ -205,6 +207,7 @@ def test_mistakes_elsewhere_are_one_line(
     assert "65535" in refuse(["--port", "70000"], capsys, server)
     assert "--max-running 0" in refuse(["--max-running", "0"], capsys, server)
     assert "--max-stops 17" in refuse(["--max-stops", "17"], capsys, server)
+    assert "--served-name is empty" in refuse(["--served-name", ""], capsys, server)
     for number in ("nan", "inf", "-1", "0"):
         assert f"--ping {float(number)}" in refuse(["--ping", number], capsys, server)
     assert "one of auto, none, hermes" in refuse(["--tool-parser", "x"], capsys, server)

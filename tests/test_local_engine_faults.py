@@ -223,3 +223,17 @@ def test_a_loop_that_is_gone(target: Decoder) -> None:
                 await asyncio.sleep(0.01)
 
     asyncio.run(main())
+
+
+def test_more_answers_than_there_is_ever_room_for_are_no_matter_of_waiting(target: Decoder) -> None:
+    """Clients try again after a 429: they would do so for ever."""
+
+    async def main() -> None:
+        async with serving(language_model(target, max_sequences=2), max_running=3, max_queue=2) as local:
+            for count, status in ((5, 400), (4, 0)):
+                found = await asyncio.gather(local.start([work(WISHES[0])] * count), return_exceptions=True)
+                assert getattr(found[0], "status", 0) == status, found
+            for answer in found[0] if isinstance(found[0], list) else ():
+                await answer.close()
+
+    asyncio.run(main())

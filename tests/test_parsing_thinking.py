@@ -7,10 +7,11 @@ from itertools import combinations
 import pytest
 from families import joined
 
-from forerun.serve.parsing.formats import THINK_MARKS, AnswerFormat, ReasoningStyle
+from forerun.serve.parsing.formats import AnswerFormat, ReasoningStyle
 from forerun.serve.parsing.json_text import SPACE
 from forerun.serve.parsing.make import make_parser
 from forerun.serve.parsing.pieces import Content, Piece, Reasoning
+from forerun.text.chat import THINK_MARKS
 
 # S and E stand for the marks.
 TEXTS = [

@@ -178,6 +178,21 @@ def test_what_has_no_effect_is_named_in_a_header(address: str) -> None:
     assert "x-forerun-warning" not in call(address, "/v1/chat/completions", {"messages": MESSAGES}).headers
 
 
+def test_of_two_limits_the_newer_one_holds_and_the_other_is_named(address: str) -> None:
+    for limits, header in (((5, 9), "not used: max_tokens"), ((5, 5), None)):
+        body = {"messages": MESSAGES, "max_completion_tokens": limits[0], "max_tokens": limits[1]}
+        reply = call(address, "/v1/chat/completions", body)
+        assert reply.json["usage"]["completion_tokens"] == 5
+        assert reply.headers.get("x-forerun-warning") == header
+
+
+def test_what_is_continued_is_echoed_whatever_it_was(address: str) -> None:
+    for said in ({"content": "Well, "}, {"refusal": "Well, "}, {"content": [{"type": "refusal", "refusal": "Well, "}]}):
+        messages = [*MESSAGES, {"role": "assistant", **said}]
+        body = {"messages": messages, "continue_final_message": True, "echo": True}
+        assert whole(address, **body)["choices"][0]["message"]["content"] == f"Well, {TEXT}"
+
+
 def test_request_ids_are_echoed_when_harmless(address: str) -> None:
     given = call(address, "/health", headers={"X-Request-Id": "abc-123"})
     assert given.headers["x-request-id"] == "abc-123"

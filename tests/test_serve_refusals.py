@@ -178,6 +178,16 @@ def test_a_full_queue_is_429_with_a_time_to_wait() -> None:
             assert reply.error == {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}
 
 
+def test_a_kind_of_choice_that_is_not_known_is_named(address: str) -> None:
+    reply = call(address, "/v1/responses", {"input": "x", "tool_choice": {"type": "web_search"}})
+    assert reply.error["message"] == "Invalid 'tool_choice': 'web_search' is not known here."
+
+
+def test_a_body_that_cannot_be_read_says_why(address: str) -> None:
+    for body in (b'{"messages": "\xff"}', b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}"):
+        assert "UTF-8" in call(address, "/v1/chat/completions", body).error["message"]
+
+
 ASK_MESSAGES: Any = {"model": "tiny", "max_tokens": 5, "messages": MESSAGES}
 LONG = "word " * 8 * CONTEXT
 DIALECTS: list[tuple[str, dict[str, Any], str]] = [
@@ -192,6 +202,15 @@ DIALECTS: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
      "messages[0].content[0].tool_use_id"),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages[0].content[0]"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "rhyme": 1}]}]},
+     "messages[0].content[0].rhyme"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+     "messages[0].content[0].text"),
+    ("responses", {"input": "x", "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.name"),
+    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "rhyme": 1}]}]},
+     "messages[0].content[0].rhyme"),
+    ("chat/completions", {"messages": MESSAGES, "tools": [{"type": "function", "function": {}}]},
+     "tools[0].function.name"),
     ("chat/completions", {"messages": MESSAGES, "metadata": {"a": {"b": [float("inf")]}}}, "metadata.a.b[0]"),
 ]  # fmt: skip
 

@@ -136,6 +136,11 @@ def test_errors_have_the_form_of_their_dialect_and_say_nothing_else(address: str
     anthropic = call(address, "/v1/messages", {})
     assert anthropic.json["type"] == "error"
     assert anthropic.error["type"] == "authentication_error"
+    too_large = call(address, "/v1/messages", "", headers={"x-api-key": KEY, "Content-Length": str(1 << 40)})
+    assert too_large.error["type"] == "request_too_large"
+    invalid = call(address, "/v1/messages", {}, headers={"x-api-key": KEY})
+    for reply in (anthropic, too_large, invalid):  # Anthropic's client looks for the id under that name
+        assert reply.json["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
     missing = call(address, "/etc/passwd", headers={"x-api-key": KEY})
     assert missing.json == {
         "error": {

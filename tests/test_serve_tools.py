@@ -100,6 +100,21 @@ def test_without_tools_a_call_is_text(address: str) -> None:
         assert choice["finish_reason"] == "stop"
 
 
+def test_a_call_that_a_stop_string_cut_is_no_call_to_make(address: str) -> None:
+    """Whoever ran it would run it with half of its arguments. A call that was whole by then is one."""
+    stops = {"aris": True, "}}\n": True, "</tool_call>": False, "Rome": True, '"name": "time': False}
+    for stop, cut in stops.items():
+        body = {"messages": ASK, "tools": TOOLS, "stop": stop}
+        choice = call(address, "/v1/chat/completions", body).json["choices"][0]
+        assert choice["stop_reason"] == stop
+        assert choice["finish_reason"] == ("stop" if cut else "tool_calls"), stop
+        tools = [{"name": tool["function"]["name"], "input_schema": {"type": "object"}} for tool in TOOLS]
+        asked = {"model": "tiny", "max_tokens": 2000, "messages": ASK, "tools": tools, "stop_sequences": [stop]}
+        message = call(address, "/v1/messages", asked).json
+        expected = ("stop_sequence", stop) if cut else ("tool_use", None)
+        assert (message["stop_reason"], message["stop_sequence"]) == expected
+
+
 def test_the_template_sees_tools_calls_results_and_reasoning(engine: FakeEngine, address: str) -> None:
     for name in ("reasoning_content", "reasoning"):
         messages = [
@@ -158,7 +173,12 @@ def test_what_the_official_client_keeps_can_be_sent_back(engine: FakeEngine, add
 
 def test_thinking_is_switched_by_any_of_the_fields(engine: FakeEngine, address: str) -> None:
     off = [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}]
-    on = [{}, {"reasoning_effort": "high"}, {"chat_template_kwargs": {"enable_thinking": True}}]
+    on = [
+        {},
+        {"reasoning_effort": "high"},
+        {"reasoning_effort": "max"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+    ]
     for fields, ends in [(f, "<think></think>") for f in off] + [(f, "assistant\n") for f in on]:
         assert call(address, "/v1/chat/completions", {"messages": ASK, **fields}).status == 200
         assert prompt_of(engine).endswith(ends), fields

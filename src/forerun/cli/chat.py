@@ -51,10 +51,6 @@ def chat(
         raise ForerunError("--raw uses no chat template, and a chat needs one: use forerun generate --raw")
     loading.check()
     check_options(options)
-    # Flags that were not given come as empty lists; None is what the library calls that.
-    options = replace(
-        options, logit_bias=options.logit_bias or None, suppress=options.suppress or None, stop=options.stop or None
-    )
     wanted = name or model
     talker = _server(url, api_key, wanted, loading) if url is not None else _engine(wanted or "smollm2", loading, quiet)
     talker.check(options)

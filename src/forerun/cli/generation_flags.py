@@ -67,10 +67,9 @@ def _parse_number(text: str) -> float | None:
 
 
 TYPED: Typed = {
-    "logit_bias": (list[str] | None, lambda texts: parse_logit_bias(texts or [])),
-    "suppress": (list[str] | None, lambda texts: parse_suppress(texts or [])),
-    "stop": (list[str] | None, lambda texts: texts or []),
-    **dict.fromkeys(("images", "videos", "audio"), (list[str] | None, lambda files: files or None)),
+    "logit_bias": (list[str] | None, lambda texts: parse_logit_bias(texts or ()) or None),
+    "suppress": (list[str] | None, lambda texts: parse_suppress(texts or ()) or None),
+    **dict.fromkeys(("stop", "images", "videos", "audio"), (list[str] | None, lambda texts: texts or None)),
     "draft_tokens": (str, parse_draft_tokens),
 }
 with_generation_flags = with_flags("options", GenerationOptions, TYPED)

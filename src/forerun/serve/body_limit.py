@@ -36,7 +36,7 @@ class BodyLimit:
         if not announced.isdigit() or int(announced[:20]) > self._limit:
             if not any(name == b"expect" for name, _ in scope["headers"]):  # else it waits for our word to send it
                 await _discard(receive)
-            await error_response(scope["path"], ApiError(413, self._message(), headers=CLOSE))(scope, receive, send)
+            await error_response(scope, ApiError(413, self._message(), headers=CLOSE))(scope, receive, send)
             return
         await self._app(scope, self._counted(receive), send)
 

@@ -11,7 +11,7 @@ from forerun.sample.constraint import Constraint
 from forerun.serve.chat_job import ChatJob, Tool
 from forerun.serve.chat_run import Run, start_run
 from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, check_tools, is_free
-from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.errors import bad_request, try_later
 from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits
 from forerun.serve.media_reading import MediaReading, checked
 from forerun.serve.model_service import LoadedModel, ModelService
@@ -76,8 +76,7 @@ class ChatPipeline:
         if not job.media:
             return None
         if self._models.state().waiting >= self._settings.max_queue:
-            message = "Too many answers are waiting already: try again later."
-            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
+            raise try_later(429, "Too many answers are waiting already: try again later.", "queue_full")
         return await self._media.read(checked(model.media, job.media), prompt.ids, job.media)
 
     async def end(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 
@@ -34,6 +35,7 @@ class Choice:
         self.answer, self._sink, self._stop_ids = answer, sink, stop_ids
         self._index, self._parser, self._token_bytes = index, parser, token_bytes
         self._calls = 0
+        self._arguments: list[str] = []  # of the last call
         self._silent: list[TokenInfo] = []  # tokens since the last piece
         self.reasoning_tokens = 0
         self.ended: Ended | None = None
@@ -74,9 +76,19 @@ class Choice:
         """Why it ended, and by which stop of the request."""
         if ended.reason == "length":
             return Finished(self._index, "length")
+        found = self._sink.stop
+        if found is not None:
+            return Finished(self._index, "tool_calls" if self._calls and self._is_whole_call() else "stop", found)
         named = ended.stop if ended.stop in self._stop_ids else None
-        stop = named if self._sink.stop is None else self._sink.stop
-        return Finished(self._index, "tool_calls" if self._calls else "stop", stop)
+        return Finished(self._index, "tool_calls" if self._calls else "stop", named)
+
+    def _is_whole_call(self) -> bool:
+        """Did a stop string leave the last call its arguments? A client would make the call with what is left."""
+        try:
+            json.loads("".join(self._arguments))
+        except ValueError:
+            return False
+        return True
 
     def _add(self, said: list[Saying], pieces: Sequence[Piece]) -> None:
         """A token belongs to the first piece that came with it or after it; neighbours of a kind become one."""
@@ -104,8 +116,10 @@ class Choice:
             case CallStart():
                 call = ToolCallDelta(self._calls, f"call_{secrets.token_hex(12)}", piece.name)
                 self._calls += 1
+                self._arguments = []
             case _:
                 call = ToolCallDelta(self._calls - 1, arguments="".join(texts))
+                self._arguments.append(call.arguments)
         return Delta(self._index, tool_call=call, tokens=tokens)
 
     def _info(self, emission: Emission) -> TokenInfo:

@@ -7,10 +7,17 @@ from typing import Any, Literal
 from forerun.serve.chat_job import Thinking
 from forerun.serve.errors import bad_request
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Tokens; None: until the model has thought enough.
-BUDGETS: dict[Effort, int | None] = {"minimal": 256, "low": 1024, "medium": 8192, "high": None, "xhigh": None}
+BUDGETS: dict[Effort, int | None] = {
+    "minimal": 256,
+    "low": 1024,
+    "medium": 8192,
+    "high": None,
+    "xhigh": None,
+    "max": None,
+}
 
 
 def thinking_for(effort: Effort | None) -> Thinking:

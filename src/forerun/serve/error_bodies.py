@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.request_ids import request_id
 
 log = logging.getLogger("forerun")
 
@@ -25,7 +26,12 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-HTTP_MESSAGES = {404: "There is nothing at this address.", 405: "This address does not take that method."}
+# Better words than FastAPI's, by its own.
+HTTP_MESSAGES = {
+    "Not Found": "There is nothing at this address.",
+    "Method Not Allowed": "This address does not take that method.",
+    "There was an error parsing the body": "The body cannot be read: send JSON in UTF-8, not too deeply nested.",
+}
 
 
 def openai_body(error: ApiError) -> dict[str, Any]:
@@ -34,19 +40,20 @@ def openai_body(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": code, **error.facts}}
 
 
-def anthropic_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
-    """`/v1/messages` and all below."""
+def anthropic_body(error: ApiError, named: str) -> dict[str, Any]:
+    """`/v1/messages` and all below; `named`: the request's id."""
     kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message, facts = error.message, error.facts
     if error.code == "context_length_exceeded" and {"n_prompt_tokens", "n_ctx"} <= facts.keys():
         # Anthropic's own words: Claude Code looks for them, and shortens the conversation.
         message = f"prompt is too long: {facts['n_prompt_tokens']} tokens > {facts['n_ctx']} maximum"
-    return {"type": "error", "error": {"type": kind, "message": message, **facts}, "request_id": request_id}
+    return {"type": "error", "error": {"type": kind, "message": message, **facts}, "request_id": named}
 
 
-def error_response(path: str, error: ApiError, request_id: str | None = None) -> Response:
+def error_response(scope: Scope, error: ApiError) -> Response:
     """In the form that belongs to the path."""
-    body = anthropic_body(error, request_id) if path.startswith("/v1/messages") else openai_body(error)
+    anthropic = scope["path"].startswith("/v1/messages")
+    body = anthropic_body(error, request_id(scope)) if anthropic else openai_body(error)
     return JSONResponse(body, error.status, headers=error.headers)
 
 
@@ -61,7 +68,10 @@ def as_api_error(error: Exception) -> ApiError:
 def validation_error(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong, and where. Of several forms that a field may have, the one that came closest."""
     errors = error.errors()
-    first = max((e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]), key=lambda e: len(e["loc"]))
+    first = max(
+        (e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]),
+        key=lambda e: (len(e["loc"]), e["type"] == "union_tag_invalid"),  # an object came, of a kind that is not known
+    )
     place = [part for part in first["loc"] if part != "body"]
     kind = first["type"]
     if kind == "json_invalid":
@@ -88,10 +98,20 @@ def _param(place: list[Any], body: Any, *, missing: bool) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
             body = body[part] if isinstance(body, list) and part < len(body) else None
+        elif _is_tag(place[number - 1 :], body, missing):
+            continue
         elif isinstance(body, dict) and (part in body or (missing and number == len(place))):
             text += (f".{part}" if text else part) if part.isidentifier() else ""
             body = body.get(part)
     return text[:200]
+
+
+def _is_tag(place: list[Any], body: Any, missing: bool) -> bool:
+    """Is the first part the type of the object, and no field of that name, under which there is what comes next?"""
+    if not isinstance(body, dict) or body.get("type") != place[0] or len(place) == 1:
+        return False
+    under = body.get(place[0])
+    return not isinstance(under, dict) or (place[1] in under) == (missing and len(place) == 2)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -99,20 +119,16 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def known(request: Request, error: ApiError) -> Response:
-        return _answered(request, error)
+        return error_response(request.scope, error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _answered(request, validation_error(error))
+        return error_response(request.scope, validation_error(error))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        message = HTTP_MESSAGES.get(error.status_code, str(error.detail))
-        return _answered(request, ApiError(error.status_code, message, headers=error.headers))
-
-
-def _answered(request: Request, error: ApiError) -> Response:
-    return error_response(request.scope["path"], error, getattr(request.state, "request_id", None))
+        message = HTTP_MESSAGES.get(error.detail, error.detail)
+        return error_response(request.scope, ApiError(error.status_code, message, headers=error.headers))
 
 
 class CatchAll:
@@ -134,4 +150,4 @@ class CatchAll:
         except Exception as error:
             if begun or scope["type"] != "http":
                 raise
-            await _answered(Request(scope), as_api_error(error))(scope, receive, send)
+            await error_response(scope, as_api_error(error))(scope, receive, send)

@@ -32,6 +32,11 @@ class ApiError(Exception):
         return words.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
 
+def try_later(status: int, message: str, code: str | None = None, seconds: int = 5) -> ApiError:
+    """A request that could be served at another time: 429 or 503. Clients wait so long before they send it again."""
+    return ApiError(status, message, code=code, headers={"Retry-After": str(seconds)})
+
+
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A request that cannot be served as it is."""
     return ApiError(400, message, param=param, code=code)

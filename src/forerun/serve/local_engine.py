@@ -20,7 +20,7 @@ from forerun.progress import NullProgress, Progress
 from forerun.serve.daemon_threads import beside
 from forerun.serve.engine_client import EngineState, Work
 from forerun.serve.engine_room import EngineRoom
-from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.errors import ApiError, bad_request, try_later
 from forerun.serve.generation import too_long
 from forerun.serve.local_answer import LocalAnswer
 from forerun.serve.settings import ServeSettings
@@ -101,21 +101,20 @@ class LocalEngine:
 
     def _refuse_if_full(self, room: EngineRoom, more: int) -> None:
         """What finds a place in the rounds at once does not wait; where somebody waits for memory, nobody does."""
+        most = self.settings.max_queue + self._places
+        if more > most:  # not even if nobody else were there: trying again would not help
+            raise bad_request(f"these are {more} answers, and the server makes and queues {most} at most", "n")
         waiting = sum(answer.waits for answer in self._answers.copy())
         free = 0 if room.blocked else max(0, self._places - (len(self._answers) - waiting))
         if waiting + more > self.settings.max_queue + free:
             seconds = self.tally.mean_seconds * max(1, waiting) / self._places
-            raise ApiError(
-                429,
-                f"{waiting} answers are waiting already: try again later",
-                code="queue_full",
-                headers={"Retry-After": str(min(LONGEST_WAIT, max(1, math.ceil(seconds))))},
-            )
+            wait = min(LONGEST_WAIT, max(1, math.ceil(seconds)))
+            raise try_later(429, f"{waiting} answers are waiting already: try again later", "queue_full", wait)
 
     def _waited_too_long(self, answer: LocalAnswer) -> None:
         if answer.waits:
             message = f"it waited {self.settings.queue_timeout:g} seconds for its turn: try again later"
-            answer.fail(ApiError(503, message, code="queue_timeout", headers={"Retry-After": str(LONGEST_WAIT)}))
+            answer.fail(try_later(503, message, "queue_timeout", LONGEST_WAIT))
 
     def _took_too_long(self, answer: LocalAnswer) -> None:
         message = f"it took longer than {self.settings.request_timeout:g} seconds: ask for fewer tokens"
@@ -212,4 +211,4 @@ def check(model: LanguageModel, request: Request) -> None:
 
 def unavailable(message: str) -> ApiError:
     """Not now."""
-    return ApiError(503, f"{message}: try again later", headers={"Retry-After": "5"})
+    return try_later(503, f"{message}: try again later")

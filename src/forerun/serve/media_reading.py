@@ -8,7 +8,7 @@ from typing import TypeVar
 from forerun.errors import ForerunError
 from forerun.media.parts import MediaOutOfMemory, MediaPart, MediaPrompt, MediaReader, PromptTooLong
 from forerun.media.reading import what_is_read
-from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.errors import ApiError, bad_request, try_later
 from forerun.serve.generation import too_long
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.sent_media import SentMedia, param_of
@@ -52,8 +52,7 @@ class MediaReading:
 
         size = sum(len(one.source) for one in media)
         if self._held and self._held + size > MOST_CHARACTERS:
-            message = "Too many media of other requests are being read: try again later."
-            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "5"})
+            raise try_later(429, "Too many media of other requests are being read: try again later.", "queue_full")
         self._held += size
         try:
             return await self._off_loop.run(work, media[0].param)

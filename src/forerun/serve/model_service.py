@@ -11,7 +11,7 @@ from forerun.draft.arms import SERVED
 from forerun.media.parts import MediaReader
 from forerun.sample.grammar import GrammarVocabulary
 from forerun.serve.engine_client import EngineClient, EngineState
-from forerun.serve.errors import ApiError
+from forerun.serve.errors import ApiError, try_later
 from forerun.serve.parsing.formats import AnswerFormat, format_of
 from forerun.serve.settings import ServeSettings
 from forerun.text.content import MEDIA_KINDS
@@ -105,8 +105,9 @@ class ModelService:
         """The model, or a 503 that says why there is none."""
         status = self.state().status
         if self._loaded is None or status != "ready":
-            headers = {} if status == "broken" else {"Retry-After": "5"}
-            raise ApiError(503, REASONS.get(status, REASONS["loading"]), headers=headers)
+            if status == "broken":
+                raise ApiError(503, REASONS[status])
+            raise try_later(503, REASONS.get(status, REASONS["loading"]))
         return self._loaded
 
     def state(self) -> EngineState:

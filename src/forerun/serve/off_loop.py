@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from forerun.errors import ForerunError
 from forerun.serve.daemon_threads import DaemonThreads
-from forerun.serve.errors import ApiError, bad_request
+from forerun.serve.errors import bad_request, try_later
 
 Result = TypeVar("Result")
 
@@ -35,15 +35,14 @@ class OffLoop:
         try:
             running = asyncio.get_running_loop().run_in_executor(self._threads, begin)
         except RuntimeError:
-            raise ApiError(503, "The server is shutting down.", headers={"Retry-After": "5"}) from None
+            raise try_later(503, "The server is shutting down.") from None
         try:
             # Not `wait_for`: in Python 3.11 it takes no notice of being cancelled when the result is just there.
             async with asyncio.timeout(self._seconds):
                 return await running
         except TimeoutError:
             if not begun:  # others' prompts took all the time
-                message = "The server is busy with the prompts of others: try again later."
-                raise ApiError(503, message, headers={"Retry-After": "5"}) from None
+                raise try_later(503, "The server is busy with the prompts of others: try again later.") from None
             raise bad_request(f"It took longer than {self._seconds:g} seconds to prepare this.", param) from None
         except ForerunError as error:
             raise bad_request(str(error), param) from error

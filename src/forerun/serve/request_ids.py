@@ -6,9 +6,9 @@ import re
 import uuid
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+NAMES = ("X-Request-Id", "request-id")  # OpenAI's clients read the first, Anthropic's the second
 HARMLESS = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -28,12 +28,12 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = own
+                MutableHeaders(scope=message).update(dict.fromkeys(NAMES, own))
             await send(message)
 
         await self._app(scope, receive, send_with_id)
 
 
-def request_id(request: Request) -> str:
+def request_id(scope: Scope) -> str:
     """Of the request being served."""
-    return str(request.state.request_id)
+    return str(scope["state"]["request_id"])

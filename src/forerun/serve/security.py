@@ -49,7 +49,7 @@ class Guard:
                     return
             self._check_key(scope)
         except ApiError as error:
-            await error_response(scope["path"], error)(scope, receive, send)
+            await error_response(scope, error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -50,3 +50,6 @@ class ServeSettings:
     template_timeout: float = field(default=5.0, metadata=_about(LIMITS, "Seconds to render a chat template."))
     drain_timeout: float = field(default=30.0, metadata=_about(LIMITS, "Seconds to finish answers at the end."))
     ping: float = field(default=15.0, metadata=_about(NETWORK, "Seconds between pings in a silent stream."))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host", self.host.strip("[]"))  # an IPv6 address as URLs write it

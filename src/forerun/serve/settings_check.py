@@ -5,32 +5,32 @@ from __future__ import annotations
 import ipaddress
 import math
 import socket
+from dataclasses import asdict
 
 from forerun.errors import ForerunError
 from forerun.serve.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
 from forerun.serve.settings import ServeSettings
 from forerun.text.stops import MAX_STOPS
 
-COUNTS = ("max_running", "max_queue", "max_body", "max_choices", "max_stops", "max_schema")
-SECONDS = ("queue_timeout", "request_timeout", "template_timeout", "drain_timeout", "ping")
+PARSERS = {"tool_parser": TOOL_PARSERS, "reasoning_parser": REASONING_PARSERS}
 
 
 def check_settings(settings: ServeSettings) -> None:
     """`ForerunError` for the first thing that is wrong."""
     if not 0 <= settings.port <= 65535:
         raise ForerunError(f"--port {settings.port}: give a number from 0 (any free one) to 65535")
-    for name in COUNTS:
-        if getattr(settings, name) < 1:
-            raise ForerunError(f"--{name.replace('_', '-')} {getattr(settings, name)}: give a whole number from 1 up")
+    for name, value in asdict(settings).items():
+        flag = f"--{name.replace('_', '-')} {value}"
+        if type(value) is int and name != "port" and value < 1:  # bool is an int, too
+            raise ForerunError(f"{flag}: give a whole number from 1 up")
+        if isinstance(value, float) and not 0 < value < math.inf:
+            raise ForerunError(f"{flag}: give seconds above 0")
+        if name in PARSERS and value not in PARSERS[name]:
+            raise ForerunError(f"{flag}: use one of {', '.join(PARSERS[name])}")
     if settings.max_stops > MAX_STOPS:
         raise ForerunError(f"--max-stops {settings.max_stops}: an answer can look for {MAX_STOPS} stop strings at most")
-    for name in SECONDS:
-        if not 0 < getattr(settings, name) < math.inf:
-            raise ForerunError(f"--{name.replace('_', '-')} {getattr(settings, name)}: give seconds above 0")
-    for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
-        value = getattr(settings, name)
-        if value not in known:
-            raise ForerunError(f"--{name.replace('_', '-')} {value}: use one of {', '.join(known)}")
+    if settings.served_name == "":
+        raise ForerunError("--served-name is empty: give a name, or leave it out")
     key = settings.api_key
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
         raise ForerunError("--api-key must be printable ASCII without spaces: headers carry nothing else")
@@ -47,7 +47,7 @@ def free_port(host: str, port: int) -> int:
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not count
         try:
-            listener.bind((host.strip("[]"), port))
+            listener.bind((host, port))
         except OSError as error:
             raise ForerunError(f"cannot listen on {host}:{port}: {error.strerror or error}; try --port 0") from error
         return int(listener.getsockname()[1])
@@ -58,6 +58,6 @@ def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

@@ -16,7 +16,7 @@ from forerun.errors import ForerunError
 from forerun.text.content import PLURALS, media_in, text_of
 from forerun.text.guarded import Guard, check_unicode, control_texts, map_strings, strings_in
 from forerun.text.habits import REASONING_NAMES, Habits, Messages, adapt, habits_of
-from forerun.text.messages import ROLES, check_messages
+from forerun.text.messages import check_messages
 from forerun.text.template import SECONDS, ChatTemplate, check_options
 
 if TYPE_CHECKING:
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 # How thinking begins and ends, in the families that think.
-THINKING_MARKS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"))
+THINK_MARKS = {
+    "think": ("<think>", "</think>"),
+    "gemma4": ("<|channel>thought", "<channel|>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+}
 _CONTINUE = "\uf8ff\uf8fe\uf8ff"  # where the last message ends, so that nothing after it stays
 
 
@@ -97,7 +101,7 @@ def _masked(message: dict[str, Any], guard: Guard) -> dict[str, Any]:
     masked: dict[str, Any] = {key: map_strings(value, guard.mask) for key, value in message.items() if key != "role"}
     if message["role"] == "assistant":
         # Its own thinking may still be in its text; templates look for these marks to leave it out.
-        allowed = THINKING_MARKS[0]
+        allowed = THINK_MARKS["think"]
         masked["content"] = map_strings(message["content"], lambda text: guard.mask(text, allow=allowed))
     return {"role": message["role"], **masked}
 
@@ -130,7 +134,7 @@ def _render(
 def _thinking_open(rendered: str, beginning: int) -> bool:
     """Does the prompt end inside thinking? Only what the assistant's turn itself says counts."""
     tail = rendered[-(beginning + 64) :] if beginning else rendered.rstrip()[-32:]
-    for start, end in THINKING_MARKS:
+    for start, end in THINK_MARKS.values():
         opened = tail.rfind(start)
         if opened >= 0 and tail.rfind(end) < opened and (beginning or tail.endswith(start)):
             return True
@@ -198,9 +202,7 @@ def _checked_messages(messages: Sequence[Any]) -> list[Message]:
     for number, message in enumerate(messages, start=1):
         if set(message) != {"role", "content"}:
             raise ForerunError(f"message {number} must have exactly the keys 'role' and 'content'")
-        if message["role"] not in ROLES:
-            raise ForerunError(f"message {number} has an unknown role; use one of {', '.join(ROLES)}")
-        if not isinstance(message["content"], str | list | tuple):
+        if message["content"] is None:
             raise ForerunError(f"message {number} must have text as its content")
     check_messages(messages)
     if not any(text_of(message["content"]).strip() or media_in(message["content"]) for message in messages):

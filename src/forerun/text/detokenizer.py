@@ -18,7 +18,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -111,20 +111,13 @@ class _ByteLevelText:
         self._utf8 = _Utf8(mark_every_byte=False)
 
     def push(self, token: int) -> str:
-        return self._utf8.push(self._bytes_of(token))
+        return self._utf8.push(spelled_bytes(self._backend.id_to_token(token) or "", self._byte_of))
 
     def held(self) -> str:
         return self._utf8.held()
 
     def interrupt(self) -> str:
         return self._utf8.flush()
-
-    def _bytes_of(self, token: int) -> bytes:
-        spelled: str = self._backend.id_to_token(token) or ""
-        try:
-            return bytes([self._byte_of[character] for character in spelled])
-        except KeyError:  # an added token in plain characters, not in the byte alphabet
-            return spelled.encode()
 
 
 class _ContextText:
@@ -159,8 +152,7 @@ class _ContextText:
     def _fallback_byte(self, token: int) -> bytes | None:
         if not self._byte_fallback:
             return None
-        spelled = _BYTE_TOKEN.fullmatch(self._tokenizer.backend_tokenizer.id_to_token(token) or "")
-        return bytes.fromhex(spelled[1]) if spelled else None
+        return fallback_byte(self._tokenizer.backend_tokenizer.id_to_token(token) or "")
 
     def _fresh_text(self) -> str:
         return self._decode(self._context + self._waiting)[len(self._decode(self._context)) :]
@@ -184,6 +176,20 @@ def decoder_names(backend: Any) -> list[str]:
     described = json.loads(backend.decoder.__getstate__())
     steps = described["decoders"] if described["type"] == "Sequence" else [described]
     return [step["type"] for step in steps]
+
+
+def fallback_byte(spelled: str) -> bytes | None:
+    """What a byte-fallback token such as `<0xE2>` stands for; None: it is another kind of token."""
+    found = _BYTE_TOKEN.fullmatch(spelled)
+    return bytes.fromhex(found[1]) if found else None
+
+
+def spelled_bytes(spelled: str, byte_of: Mapping[str, int]) -> bytes:
+    """A token's bytes, in the byte-level alphabet or, as added tokens are, in plain characters."""
+    try:
+        return bytes([byte_of[character] for character in spelled])
+    except KeyError:
+        return spelled.encode()
 
 
 def byte_spelling() -> dict[str, int]:

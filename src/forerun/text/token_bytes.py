@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from typing import Any
 
-from forerun.text.detokenizer import byte_spelling, decoder_names
+from forerun.text.detokenizer import byte_spelling, decoder_names, fallback_byte, spelled_bytes
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD_START = "▁"  # a space, in sentencepiece's spelling
 
 
@@ -39,9 +37,5 @@ class TokenBytes:
         if token in self._added:
             return spelled.encode()
         if self._byte_of is not None:
-            try:
-                return bytes([self._byte_of[character] for character in spelled])
-            except KeyError:
-                return spelled.encode()
-        byte = _BYTE_TOKEN.fullmatch(spelled)
-        return bytes.fromhex(byte[1]) if byte else spelled.replace(_WORD_START, " ").encode()
+            return spelled_bytes(spelled, self._byte_of)
+        return fallback_byte(spelled) or spelled.replace(_WORD_START, " ").encode()

@@ -126,8 +126,7 @@ def _effort(request: CountRequest, notes: Notes) -> Effort | None:
     ]
     if any(options.timing for options in said):
         notes.unused("output_config.timing")
-    effort = next((options.effort for options in reversed(said) if options.effort), None)
-    return "xhigh" if effort == "max" else effort
+    return next((options.effort for options in reversed(said) if options.effort), None)
 
 
 def _choice(request: CountRequest, notes: Notes) -> ToolChoice:

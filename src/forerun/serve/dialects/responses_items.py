@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from forerun.serve.routes.chat_messages import FunctionName
-from forerun.serve.routes.media_parts import InputAudio
+from forerun.serve.routes.media_parts import AudioPart
 from forerun.serve.routes.strict import SentBack, Several, Strict
 
 
@@ -38,13 +38,6 @@ class Image(Strict):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
-class Audio(Strict):
-    """A recording, as base64."""
-
-    type: Literal["input_audio"]
-    input_audio: InputAudio
-
-
 class Video(Strict):
     """A video, as a data URI: not OpenAI's, but there should be a way."""
 
@@ -60,7 +53,7 @@ class Unreadable(Strict):
     type: Literal["input_file", "computer_screenshot"]
 
 
-Media = Image | Audio | Video
+Media = Image | AudioPart | Video
 Part = Annotated[Text | Refusal | Media | Unreadable, Field(discriminator="type")]
 
 

@@ -26,6 +26,7 @@ from forerun.serve.dialects.responses_request import (
 )
 from forerun.serve.effort import thinking_for
 from forerun.serve.errors import bad_request
+from forerun.serve.routes.media_parts import AudioPart
 from forerun.serve.sent_media import SentMedia, from_url
 from forerun.text.content import BETWEEN
 
@@ -128,7 +129,7 @@ def _thinking(request: Prompt, notes: Notes) -> Thinking:
     options = request.reasoning
     if options is not None and options.context not in (None, "auto"):
         notes.unused("reasoning.context")
-    thinking = thinking_for("xhigh" if options.effort == "max" else options.effort) if options else Thinking()
+    thinking = thinking_for(options.effort) if options else Thinking()
     budget = request.thinking_budget if isinstance(request, ResponsesRequest) else None
     return thinking if budget is None else Thinking(thinking.enabled, budget)
 
@@ -198,8 +199,8 @@ def _output_of(output: str | Sequence[Any], param: str, notes: Notes) -> tuple[s
 
 
 def _media(part: items.Media, param: str, notes: Notes) -> SentMedia:
-    if isinstance(part, items.Audio):
-        return SentMedia("audio", part.input_audio.data, f"{param}.input_audio.data", bare=True)
+    if isinstance(part, AudioPart):
+        return part.sent(param)
     if isinstance(part, items.Video):
         return from_url("video", part.video_url, f"{param}.video_url")
     if part.image_url is None:

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from forerun.serve.dialects.fields import Extras, StopString
 from forerun.serve.dialects.responses_items import AnyItem, AnyTool
+from forerun.serve.effort import Effort
 from forerun.serve.routes.strict import Several, Strict
 
 
@@ -37,7 +38,7 @@ class TextOptions(Strict):
 class ReasoningOptions(Strict):
     """How much the model thinks, and in which form a client gets to read it."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: str | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from forerun.errors import ForerunError
-from forerun.text.chat import chat_template
+from forerun.text.chat import THINK_MARKS, chat_template
 from forerun.text.habits import habits_of
 from forerun.text.template import ChatTemplate
 
@@ -20,17 +20,12 @@ ToolStyle = Literal["none", "hermes", "qwen3_coder", "gemma4", "llama3_json", "m
 REASONING_PARSERS = ("auto", *get_args(ReasoningStyle))
 TOOL_PARSERS = ("auto", *get_args(ToolStyle))
 
-THINK_MARKS: dict[ReasoningStyle, tuple[str, str]] = {
-    "think": ("<think>", "</think>"),
-    "gemma4": ("<|channel>thought", "<channel|>"),
-    "mistral": ("[THINK]", "[/THINK]"),
-}
 # Tokens that the parsers must see; where a tokenizer calls them special they would give no text.
 _THINK_TOKENS: dict[ReasoningStyle, tuple[str, ...]] = {
     "none": (),
-    "think": ("<think>", "</think>"),
+    "think": THINK_MARKS["think"],
     "gemma4": ("<|channel>", "<channel|>"),
-    "mistral": ("[THINK]", "[/THINK]"),
+    "mistral": THINK_MARKS["mistral"],
 }
 _TOOL_TOKENS: dict[ToolStyle, tuple[str, ...]] = {
     "none": (),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.serve.parsing.grammar_rules import Rules
+from forerun.serve.parsing.grammar_rules import Rules, quoted
 from forerun.serve.parsing.schema_types import known_values, properties_of, required_of, resolve, types_of
 
 _QUOTE = '<|"|>'
@@ -64,10 +64,10 @@ class _Values:
     def _literal(self, value: Any) -> str:
         if isinstance(value, str):
             quote = self._rules.mark(_QUOTE)
-            return f"({quote} {_quoted(value)} {quote})" if value else f"({quote} {quote})"
+            return f"({quote} {quoted(value)} {quote})" if value else f"({quote} {quote})"
         if isinstance(value, dict | list):
             return self._anything()
-        return _quoted(json.dumps(value))
+        return quoted(json.dumps(value))
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         properties, required = properties_of(schema), required_of(schema)
@@ -117,8 +117,4 @@ class _Values:
 
 def _key(name: str) -> str:
     bare = _BARE_KEY.fullmatch(name) and name == name.strip()
-    return _quoted((name if bare else json.dumps(name, ensure_ascii=False)) + ":")
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return quoted((name if bare else json.dumps(name, ensure_ascii=False)) + ":")

@@ -47,7 +47,7 @@ class Rules:
 
     def mark(self, text: str) -> str:
         """A mark: the token where it is one, else its letters."""
-        return f"<[{self._mark_ids[text]}]>" if text in self._mark_ids else json.dumps(text, ensure_ascii=False)
+        return f"<[{self._mark_ids[text]}]>" if text in self._mark_ids else quoted(text)
 
     def is_token(self, text: str) -> bool:
         """Is the mark a token of its own?"""
@@ -60,12 +60,17 @@ class Rules:
 
     def text_until(self, end: str) -> str:
         """Any text, up to and with this end."""
-        return self.rule(r"/(.|\n)*/", f"[suffix={json.dumps(end, ensure_ascii=False)}]")
+        return self.rule(r"/(.|\n)*/", f"[suffix={quoted(end)}]")
 
     def text(self) -> str:
         """The whole grammar, the start first."""
         first = {name: body for name, body in self._rules.items() if name == "start"}
         return "".join(f"{name}: {body}\n" for name, body in (first | self._rules).items())
+
+
+def quoted(text: str) -> str:
+    """A text as grammars spell it."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _bare(schema: Any) -> Any:

@@ -8,8 +8,9 @@ from functools import partial
 from forerun.serve.chat_job import Tool
 from forerun.serve.parsing import gemma, json_call, json_list, mistral, qwen_coder
 from forerun.serve.parsing.answer import MakeReader, TaggedParser
-from forerun.serve.parsing.formats import THINK_MARKS, AnswerFormat
+from forerun.serve.parsing.formats import AnswerFormat
 from forerun.serve.parsing.pieces import AnswerParser
+from forerun.text.chat import THINK_MARKS
 
 
 def make_parser(format: AnswerFormat, tools: Sequence[Tool], *, thinking_open: bool) -> AnswerParser:

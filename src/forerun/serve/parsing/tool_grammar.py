@@ -17,7 +17,7 @@ from forerun.errors import ForerunError
 from forerun.serve.chat_job import Tool
 from forerun.serve.parsing.formats import AnswerFormat
 from forerun.serve.parsing.gemma_grammar import gemma_arguments
-from forerun.serve.parsing.grammar_rules import Rules
+from forerun.serve.parsing.grammar_rules import Rules, quoted
 from forerun.serve.parsing.schema_types import known_values, parameter_types, properties_of, required_of, types_of
 
 _ANYTHING = r"/(.|\n)*/"
@@ -60,25 +60,25 @@ def _call(rules: Rules, format: AnswerFormat, tool: Tool) -> str:
         return _json_object(rules, tool, "parameters")
     if format.tools == "mistral":
         arguments = rules.json(_closed(tool.parameters), strict=tool.strict)
-        return f"{rules.mark('[TOOL_CALLS]')} {_quoted(tool.name)} {rules.mark('[ARGS]')} {arguments}"
+        return f"{rules.mark('[TOOL_CALLS]')} {quoted(tool.name)} {rules.mark('[ARGS]')} {arguments}"
     if format.tools == "gemma4":
         arguments = gemma_arguments(rules, _closed(tool.parameters))
-        return f"{rules.mark('<|tool_call>')} {_quoted(f'call:{tool.name}')} {arguments} {rules.mark('<tool_call|>')}"
+        return f"{rules.mark('<|tool_call>')} {quoted(f'call:{tool.name}')} {arguments} {rules.mark('<tool_call|>')}"
     body = _coder_function(rules, tool) if format.tools == "qwen3_coder" else _json_object(rules, tool, "arguments")
     return f'{rules.mark("<tool_call>")} "\\n" {body} "\\n" {rules.mark("</tool_call>")}'
 
 
 def _json_object(rules: Rules, tool: Tool, key: str) -> str:
     head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
-    return f'{_quoted(head)} {rules.json(_closed(tool.parameters), strict=tool.strict)} "}}"'
+    return f'{quoted(head)} {rules.json(_closed(tool.parameters), strict=tool.strict)} "}}"'
 
 
 def _coder_function(rules: Rules, tool: Tool) -> str:
     schema = _closed(tool.parameters)
     required = required_of(schema)
-    parts = [_quoted(f"<function={_plain(tool.name)}>\n")]
+    parts = [quoted(f"<function={_plain(tool.name)}>\n")]
     for key in properties_of(schema):
-        part = f"{_quoted(f'<parameter={_plain(key)}>' + chr(10))} {_coder_value(rules, tool, key)} {_quoted(chr(10))}"
+        part = f"{quoted(f'<parameter={_plain(key)}>' + chr(10))} {_coder_value(rules, tool, key)} {quoted(chr(10))}"
         parts.append(rules.rule(part) + ("" if key in required else "?"))
     return " ".join([*parts, '"</function>"'])
 
@@ -90,11 +90,11 @@ def _coder_value(rules: Rules, tool: Tool, key: str) -> str:
     known = known_values(schema)
     if known:
         texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in known]
-        return "(" + " | ".join(_quoted(text + end) for text in texts) + ")"
+        return "(" + " | ".join(quoted(text + end) for text in texts) + ")"
     if "string" in parameter_types(tool.parameters, key):
         return rules.text_until(end)
     shared = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
-    return f"{rules.json({**schema, **shared}, strict=tool.strict)} {_quoted(end)}"
+    return f"{rules.json({**schema, **shared}, strict=tool.strict)} {quoted(end)}"
 
 
 def _amid_text(rules: Rules, format: AnswerFormat, calls: str, parallel: bool) -> str:
@@ -126,7 +126,3 @@ def _plain(name: str) -> str:
     if re.search(r"[<>\n]", name):
         raise ForerunError(f"the name {name[:60]!r} cannot be written in this model's tool format; rename it")
     return name
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from forerun.serve.chat_events import ChatRun, Delta, TokenInfo, ToolCallDelta
 from forerun.serve.dialects.transport import Json
-from forerun.serve.routes.chunks import CompletionEncoder, Shape, WholeChoice
+from forerun.serve.routes.chat_request import ChatRequest
+from forerun.serve.routes.chunks import CompletionEncoder, WholeChoice
 
 
 class ChatEncoder(CompletionEncoder):
@@ -14,9 +15,9 @@ class ChatEncoder(CompletionEncoder):
 
     id_prefix, chunk_object, whole_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
 
-    def __init__(self, run: ChatRun, shape: Shape, choices: int, begun: str) -> None:
+    def __init__(self, run: ChatRun, request: ChatRequest, begun: str) -> None:
         """`begun`: text before the answer's own."""
-        super().__init__(run, shape, choices)
+        super().__init__(run, request, request.n or 1, bool(request.logprobs))
         self._begun = begun
 
     def start(self) -> Iterator[Json]:
@@ -53,7 +54,7 @@ class ChatEncoder(CompletionEncoder):
             message |= {"content": content or None, "tool_calls": whole.calls}
         if reasoning := "".join(whole.reasoning):
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
-        return {"message": message, "logprobs": self.logprobs(index, whole.tokens) if self.shape.logprobs else None}
+        return {"message": message, "logprobs": self.logprobs(index, whole.tokens) if self.with_logprobs else None}
 
 
 def _entry(text: str, data: bytes, logprob: float | None) -> Json:

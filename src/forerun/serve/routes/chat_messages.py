@@ -92,29 +92,16 @@ class Message(SentBack):
         """Text, or where there are media texts and places."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
-        if all(isinstance(part, TextPart | RefusalPart) for part in self.content):
-            return joined(self.content)
-        if self.role != "user":
-            raise bad_request("Media belong into messages of role 'user'.", f"{where}.content")
         parts = []
         for index, part in enumerate(self.content):
             if isinstance(part, TextPart | RefusalPart):
-                parts.append({"type": "text", "text": joined([part])})
-            else:
+                parts.append({"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal})
+            elif self.role == "user":
                 media.append(part.sent(f"{where}.content[{index}]"))
                 parts.append(place(media[-1]))
-        return parts
-
-
-def joined(content: Text | None) -> str:
-    """The texts of all parts are one text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(
-        part.text if isinstance(part, TextPart) else part.refusal
-        for part in content
-        if isinstance(part, TextPart | RefusalPart)
-    )
+            else:
+                raise bad_request("Media belong into messages of role 'user'.", f"{where}.content")
+        return parts if any("text" not in part for part in parts) else "".join(part["text"] for part in parts)
 
 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:

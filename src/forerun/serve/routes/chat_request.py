@@ -99,8 +99,10 @@ class ChatRequest(GenerationFields):
         )
 
     def note_unused(self, notes: Notes) -> None:
-        """Pictures are always read as their model reads them."""
+        """Of two limits the newer one holds, and pictures are always read as their model reads them."""
         super().note_unused(notes)
+        if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
+            notes.unused("max_tokens")
         contents = (message.content for message in self.messages if not isinstance(message.content, str | None))
         pictures = [part for parts in contents for part in parts if isinstance(part, ImagePart)]
         if any(part.image_url.detail not in (None, "auto") for part in pictures):

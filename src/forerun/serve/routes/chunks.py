@@ -6,22 +6,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from forerun import __version__
 from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, Summary, TokenInfo, Usage
 from forerun.serve.dialects.transport import Encoder, Json
 from forerun.serve.error_bodies import openai_body
 from forerun.serve.errors import ApiError
+from forerun.serve.routes.openai_fields import GenerationFields
 from forerun.serve.sse import DONE
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a client wants to see of an answer."""
-
-    fingerprint: str
-    include_usage: bool = False
-    logprobs: bool = False
-    token_details: bool = False
-    echo: bool = False  # what the answer goes on with is part of it
 
 
 @dataclass(slots=True)
@@ -54,8 +45,9 @@ class CompletionEncoder(Encoder):
     chunk_object: str
     whole_object: str
 
-    def __init__(self, run: ChatRun, shape: Shape, choices: int) -> None:
-        self.shape, self.choices = shape, choices
+    def __init__(self, run: ChatRun, request: GenerationFields, choices: int, with_logprobs: bool) -> None:
+        self.choices, self.with_logprobs = choices, with_logprobs
+        self._include_usage, self._token_details = request.include_usage, bool(request.return_token_details)
         self._waiting: list[list[TokenInfo]] = [[] for _ in range(choices)]  # their text has not come yet
         # Without a chunk for the usage, statistics come with the last finish: so that one waits for them.
         self._finish: Json | None = None
@@ -64,7 +56,7 @@ class CompletionEncoder(Encoder):
             "object": self.chunk_object,
             "created": run.created,
             "model": run.model,
-            "system_fingerprint": shape.fingerprint,
+            "system_fingerprint": f"forerun-{__version__}",
         }
 
     @abstractmethod
@@ -91,7 +83,7 @@ class CompletionEncoder(Encoder):
         """What is said, how it ended, and the usage where it was asked for."""
         if isinstance(event, Delta):
             # Tokens that said nothing yet wait for the next delta of their choice.
-            if self.shape.logprobs or self.shape.token_details:
+            if self.with_logprobs or self._token_details:
                 self._waiting[event.choice] += event.tokens
             said = self.delta(event)
             if said is not None:
@@ -116,12 +108,12 @@ class CompletionEncoder(Encoder):
     def chunk(self, choice: int, said: Json, tokens: Sequence[TokenInfo] = ()) -> Json:
         """With the tokens that belong to what is said."""
         body: Json = {"index": choice, "logprobs": None, "finish_reason": None} | said
-        if self.shape.logprobs and tokens:
+        if self.with_logprobs and tokens:
             body["logprobs"] = self.logprobs(choice, tokens)
-        if self.shape.token_details and tokens:
+        if self._token_details and tokens:
             body["token_details"] = token_details(tokens)
         chunk = self._head | {"choices": [body]}
-        return chunk | {"usage": None} if self.shape.include_usage else chunk
+        return chunk | {"usage": None} if self._include_usage else chunk
 
     def _with_waiting(self, choice: int, said: Json) -> Json:
         tokens, self._waiting[choice] = self._waiting[choice], []
@@ -129,7 +121,7 @@ class CompletionEncoder(Encoder):
 
     def _end(self, summary: Summary) -> Iterator[Json]:
         assert self._finish is not None, "every choice is finished before the summary"
-        if self.shape.include_usage:
+        if self._include_usage:
             yield self._finish
             yield self._head | {"choices": [], "usage": usage_body(summary.usage), **summary.statistics}
         else:
@@ -157,7 +149,7 @@ class CompletionEncoder(Encoder):
         assert part.end is not None, "every choice is finished before the summary"
         ended = {"finish_reason": part.end.reason, "stop_reason": part.end.stop}
         choice = {"index": index, **self.message(index, part), **ended}
-        return choice | {"token_details": token_details(part.tokens)} if self.shape.token_details else choice
+        return choice | {"token_details": token_details(part.tokens)} if self._token_details else choice
 
 
 def usage_body(usage: Usage) -> Json:

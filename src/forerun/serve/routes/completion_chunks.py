@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from forerun.serve.chat_events import ChatEvent, Delta, Finished, Summary, TokenInfo
 from forerun.serve.completion_service import CompletionRun
 from forerun.serve.dialects.transport import Json
-from forerun.serve.routes.chunks import CompletionEncoder, Shape, WholeChoice
+from forerun.serve.routes.chunks import CompletionEncoder, WholeChoice
+from forerun.serve.routes.completion_request import CompletionRequest
 
 
 class TextEncoder(CompletionEncoder):
@@ -16,10 +17,9 @@ class TextEncoder(CompletionEncoder):
 
     id_prefix, chunk_object, whole_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, completion: CompletionRun, shape: Shape, only_prompt: bool) -> None:
-        """`only_prompt`: what was generated is left out, only the prompt is rated."""
-        super().__init__(completion.run, shape, len(completion.run.choices))
-        self._completion, self._only_prompt = completion, only_prompt
+    def __init__(self, completion: CompletionRun, request: CompletionRequest) -> None:
+        super().__init__(completion.run, request, len(completion.run.choices), request.logprobs is not None)
+        self._completion, self._echo, self._only_prompt = completion, bool(request.echo), request.only_prompt
         self._logprobs = [LegacyLogprobs() for _ in range(self.choices)]
         self._echoed: set[int] = set()
 
@@ -27,10 +27,10 @@ class TextEncoder(CompletionEncoder):
         return {"text": text}
 
     def events(self, event: ChatEvent) -> Iterator[Json]:
-        if isinstance(event, Delta | Finished) and self.shape.echo and event.choice not in self._echoed:
+        if isinstance(event, Delta | Finished) and self._echo and event.choice not in self._echoed:
             self._echoed.add(event.choice)  # not before the first event: the prompt has been read by then
             said = self.said(self._completion.prompt_text(event.choice))
-            if self.shape.logprobs:
+            if self.with_logprobs:
                 said["logprobs"] = self.logprobs(event.choice, self._completion.prompt_tokens(event.choice))
             yield self.chunk(event.choice, said)
         yield from super().events(event)
@@ -39,10 +39,10 @@ class TextEncoder(CompletionEncoder):
         return self._logprobs[choice].of(tokens)
 
     def message(self, index: int, whole: WholeChoice) -> Json:
-        before = self._completion.prompt_tokens(index) if self.shape.echo else []
+        before = self._completion.prompt_tokens(index) if self._echo else []
         return {
-            "text": (self._completion.prompt_text(index) if self.shape.echo else "") + "".join(whole.content),
-            "logprobs": self.logprobs(index, [*before, *whole.tokens]) if self.shape.logprobs else None,
+            "text": (self._completion.prompt_text(index) if self._echo else "") + "".join(whole.content),
+            "logprobs": self.logprobs(index, [*before, *whole.tokens]) if self.with_logprobs else None,
         }
 
     def body(self, parts: Sequence[WholeChoice], summary: Summary) -> Json:

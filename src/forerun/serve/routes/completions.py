@@ -7,16 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from forerun import __version__
 from forerun.serve.chat_events import ChatService
 from forerun.serve.completion_service import CompletionPipeline
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.transport import respond, start
 from forerun.serve.model_service import ModelService
 from forerun.serve.routes.chat_chunks import ChatEncoder
-from forerun.serve.routes.chat_messages import joined
 from forerun.serve.routes.chat_request import ChatRequest
-from forerun.serve.routes.chunks import Shape
 from forerun.serve.routes.completion_chunks import TextEncoder
 from forerun.serve.routes.completion_request import CompletionRequest
 from forerun.serve.routes.openai_fields import GenerationFields
@@ -33,9 +30,9 @@ def router(chats: ChatService, texts: CompletionPipeline, models: ModelService, 
         """Answer a conversation, whole or as a stream of chunks."""
         models.check_name(body.model)
         job = body.job()
-        begun = joined(body.messages[-1].content) if body.echo else ""
+        begun = job.messages[-1]["content"] if body.echo else ""
         run = await start(request, chats, job)
-        encoder = ChatEncoder(run, _shape(body, bool(body.logprobs), bool(body.echo)), job.wish.n, begun)
+        encoder = ChatEncoder(run, body, begun)
         return await respond(request, run, encoder, _headers(body), stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/chat/completions/input_tokens")
@@ -50,20 +47,10 @@ def router(chats: ChatService, texts: CompletionPipeline, models: ModelService, 
         models.check_name(body.model)
         job = body.job()
         started = await unless_gone(request, texts.start(job), lambda started: started.run.close())
-        encoder = TextEncoder(started, _shape(body, body.logprobs is not None, job.echo), body.only_prompt)
+        encoder = TextEncoder(started, body)
         return await respond(request, started.run, encoder, _headers(body), stream=body.stream, ping=settings.ping)
 
     return routes
-
-
-def _shape(body: GenerationFields, logprobs: bool, echo: bool) -> Shape:
-    return Shape(
-        f"forerun-{__version__}",
-        include_usage=body.include_usage,
-        logprobs=logprobs,
-        token_details=bool(body.return_token_details),
-        echo=echo,
-    )
 
 
 def _headers(body: GenerationFields) -> dict[str, str]:

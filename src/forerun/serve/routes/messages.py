@@ -26,11 +26,9 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
         _check_fields(body, request)
         notes = Notes()
         notes.model(body.model, service.model)
-        named = request_id(request)
         run = await start(request, service, make_job(body, notes))
-        encoder = MessagesEncoder(run, named)
-        headers = {"request-id": named, **notes.headers()}
-        return await respond(request, run, encoder, headers, stream=body.stream, ping=settings.ping)
+        encoder = MessagesEncoder(run, request_id(request.scope))
+        return await respond(request, run, encoder, notes.headers(), stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
     async def count(body: CountRequest, request: Request) -> Response:
