@@ -188,5 +188,5 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def write_json(file: Path, value: object) -> None:
-    """Readable, in UTF-8."""
-    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Readable; ASCII alone, since names of files and texts of strangers may hold what UTF-8 cannot say."""
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -99,7 +99,7 @@ def _is_complete(folder: Path) -> bool:
 def _manifest(folder: Path) -> dict[str, Any]:
     """What was noted when the folder was made; nothing where that cannot be read."""
     try:
-        noted = json.loads((folder / MANIFEST).read_text())
+        noted = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return noted if isinstance(noted, dict) else {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError, first_line
+from forerun.weights.folder import write_json
 from forerun.weights.gguf_header import GgufHeader
 from forerun.weights.gguf_metadata import Metadata
 from forerun.weights.tokenizer import check_template
@@ -122,6 +123,5 @@ def _known_to_transformers() -> frozenset[str]:
 
 def _tidy(file: Path) -> None:
     """Drops what the loader noted about itself."""
-    settings = json.loads(file.read_text())
-    kept = {key: value for key, value in settings.items() if key not in LOADER_LEFTOVERS}
-    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    write_json(file, {key: value for key, value in settings.items() if key not in LOADER_LEFTOVERS})
