@@ -130,3 +130,21 @@ def test_what_was_made_of_a_file_before_goes_when_it_is_made_again(tmp_path: Pat
     assert second != first and convert_gguf(file, tmp_path / "home") == second
     left = {path.name for path in second.parent.iterdir()}
     assert left == {second.name, f"{second.name}.lock", beside.name, f"{beside.name}.lock", "mine", later.name}
+
+
+@pytest.mark.parametrize("room", [2_000, 20_000])  # less than the tokenizer has, and less than the weights
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, source: Path, room: int) -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # bytes of a file
+    try:
+        with pytest.raises(ForerunError, match=r"cannot convert .*: File too large; make room there"):
+            convert_gguf(source, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.suffix for path in (tmp_path / "gguf").iterdir()] == [".lock"]
+
+
+def test_a_file_that_cannot_be_read_is_not_blamed_on_the_home(tmp_path: Path) -> None:
+    with pytest.raises(ForerunError, match=r"cannot read .*gone\.gguf: No such file"):
+        convert_gguf(tmp_path / "gone.gguf", tmp_path)

@@ -121,18 +121,27 @@ def _no_weights(folder: Path, safetensors: list[str], present: list[str]) -> str
     return f"{folder} holds no weights (model.safetensors or {INDEX})"
 
 
-def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """As safetensors. What the system refuses is an OSError, as it is for every other file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+@contextmanager
+def system_errors(file: Path) -> Iterator[None]:
+    """What the system refuses inside the block is an OSError, as it is for every other file.
 
+    Libraries written in Rust tell such errors from their own by their text alone.
+    """
     try:
-        save_file(dict(tensors), file, metadata={"format": "pt"})
-    except SafetensorError as error:
-        code = re.search(r"\(os error (\d+)\)", str(error))  # it tells the system's errors from its own in no other way
+        yield
+    except Exception as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(file)) from error
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """As safetensors."""
+    from safetensors.torch import save_file
+
+    with system_errors(file):
+        save_file(dict(tensors), file, metadata={"format": "pt"})
 
 
 def save_in_files(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> tuple[int, int]:

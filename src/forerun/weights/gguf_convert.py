@@ -31,8 +31,8 @@ HASHED_BYTES = 2**20
 def convert_gguf(file: Path, home: Path, progress: Progress | None = None) -> Path:
     """The folder with the converted model; made on the first call, found again by later ones within milliseconds."""
     cache = home / "gguf"
+    folder = cache / _cache_name(file)
     try:
-        folder = cache / _cache_name(file)
         if _is_complete(folder):
             return folder
         return _convert_once(file, folder, progress or NullProgress())
@@ -79,9 +79,12 @@ def _write(file: Path, work: Path, progress: Progress) -> None:
 
 def _cache_name(file: Path) -> str:
     """A readable stem and the source's identity: size, time of change and a hash of its beginning."""
-    status = file.stat()
-    with file.open("rb") as stream:
-        beginning = stream.read(HASHED_BYTES)
+    try:
+        status = file.stat()
+        with file.open("rb") as stream:
+            beginning = stream.read(HASHED_BYTES)
+    except OSError as error:
+        raise ForerunError(f"cannot read {file}: {error.strerror}") from error
     identity = f"{FORMAT} {status.st_size} {status.st_mtime_ns} ".encode() + beginning
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:60].lstrip(".")
     return f"{stem}-{hashlib.sha256(identity).hexdigest()[:16]}"

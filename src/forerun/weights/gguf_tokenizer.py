@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError, first_line
-from forerun.weights.folder import write_json
+from forerun.weights.folder import system_errors, write_json
 from forerun.weights.gguf_header import GgufHeader
 from forerun.weights.gguf_metadata import Metadata
 from forerun.weights.tokenizer import check_template
@@ -37,7 +37,8 @@ def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: 
         raise ForerunError(f"{source}: its tokenizer has {len(tokenizer)} tokens, its embedding only {vocab_size} rows")
     _set_splitter(tokenizer, header, source)
     _set_first_space(tokenizer, header)
-    tokenizer.save_pretrained(folder)
+    with system_errors(folder):
+        tokenizer.save_pretrained(folder)
     _tidy(folder / "tokenizer_config.json")
     return tokenizer
 
