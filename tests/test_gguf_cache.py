@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tiny import tiny_gguf, tiny_model
 
+from forerun.conversion import convert
 from forerun.errors import ForerunError
 from forerun.weights import gguf_convert
 from forerun.weights.checkpoint import open_checkpoint
@@ -148,3 +149,19 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, source: Path
 def test_a_file_that_cannot_be_read_is_not_blamed_on_the_home(tmp_path: Path) -> None:
     with pytest.raises(ForerunError, match=r"cannot read .*gone\.gguf: No such file"):
         convert_gguf(tmp_path / "gone.gguf", tmp_path)
+
+
+@pytest.mark.parametrize(("mask", "files", "folders"), [(0o022, 0o644, 0o755), (0o007, 0o660, 0o770)])
+def test_others_may_read_what_was_converted_once(
+    tmp_path: Path, source: Path, mask: int, files: int, folders: int
+) -> None:
+    """An image may be built by one user and run by another, whose home is what the first one converted."""
+    before = os.umask(mask)
+    try:
+        folder = convert_gguf(source, tmp_path / "home")
+        converted = convert(str(folder), tmp_path / "converted").folder
+    finally:
+        os.umask(before)
+    for made in (folder, converted):
+        assert made.stat().st_mode & 0o777 == folders
+        assert {file.stat().st_mode & 0o777 for file in made.iterdir()} == {files}

@@ -38,7 +38,6 @@ def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[st
         tensors["mtp.draft_vocab"] = draft_vocab.to("cpu", torch.int64).sort().values.contiguous()
     beside = out / (WEIGHTS + ".part")
     save_tensors(tensors, beside)
-    beside.chmod(0o666 & ~_umask())  # safetensors leaves it to its owner alone
     os.replace(beside, out / WEIGHTS)
     (out / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (out / "README.md").write_text(card, encoding="utf-8")
@@ -57,13 +56,6 @@ def _stored(name: str, tensor: Tensor) -> Weight:
     if name.startswith(LAYER) and tensor.ndim == 2:
         return Rounded(*round_to_int8(tensor))
     return tensor.bfloat16()
-
-
-def _umask() -> int:
-    """Which permissions new files of this process do not get; it can only be read by setting it."""
-    held = os.umask(0o077)
-    os.umask(held)
-    return held
 
 
 def head_config(head: Head) -> dict[str, Any]:

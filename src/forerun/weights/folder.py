@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,11 +137,12 @@ def system_errors(file: Path) -> Iterator[None]:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """As safetensors."""
+    """As safetensors, which leaves the file to its owner alone: it gets the permissions of every other new file."""
     from safetensors.torch import save_file
 
     with system_errors(file):
         save_file(dict(tensors), file, metadata={"format": "pt"})
+    _set_mode(file, 0o666)
 
 
 def save_in_files(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> tuple[int, int]:
@@ -189,11 +190,20 @@ def new_folder(target: Path) -> Iterator[Path]:
         for file in work.iterdir():  # a power cut cannot leave a complete-looking folder of empty files
             with file.open("rb+") as stream:
                 os.fsync(stream.fileno())
+        _set_mode(work, 0o777)  # as mkdir makes it; a temporary folder is its owner's alone
         if target.exists():
             target.rmdir()
         os.rename(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _set_mode(path: Path, most: int) -> None:
+    """The permissions that new files of this process get of these."""
+    mask = os.umask(0o077)  # it can only be read by setting it
+    os.umask(mask)
+    with suppress(OSError):  # some file systems have no permissions
+        path.chmod(most & ~mask)
 
 
 def write_json(file: Path, value: object) -> None:
