@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from tiny import tiny_model
+from tiny import tiny_model, tiny_tokenizer
 
 from forerun.cli.main import main
+from forerun.text.chat import encode_prompt
+from forerun.train.encode import Encoder
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +70,41 @@ def test_a_model_that_is_not_there_leaves_nothing_behind(tmp_path: Path, capsys:
     assert main(["train-head", "nothere", "--out", str(tmp_path / "head"), "--device", "cpu"]) == 2
     assert "model not found" in capsys.readouterr().err.splitlines()[-1]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("template", "word"),
+    [
+        ("{% for %}", "the model's chat template cannot render"),
+        ("{{ raise_exception('never') }}", "can be asked no evaluation prompt"),
+        ({"rag": "x", "tool_use": "y"}, "several chat templates, but no default one"),
+    ],
+)
+def test_a_template_that_fails_is_one_line(
+    template: str | dict[str, str],
+    word: str,
+    model: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    (folder / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained(folder)
+    command = ["train-head", str(folder), "--out", str(tmp_path / "head"), "--device", "cpu", "--steps", "1"]
+    assert main([*command, "--prompts", str(prompts)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert word in line
+
+
+def test_a_template_that_wants_a_system_message_takes_prompts_that_have_one() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}" + str(
+        tokenizer.chat_template
+    )
+    talk = [{"role": role, "content": "Hi"} for role in ("system", "user")]
+    encoder = Encoder(tokenizer)
+    assert encoder.encode_all(["Hi", talk]) == [None, encode_prompt(tokenizer, talk)]
+    assert encoder.user_turn() is None
