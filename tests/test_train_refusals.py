@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 from tiny import tiny_model, tiny_tokenizer
 
 from forerun.cli.main import main
+from forerun.errors import ForerunError
 from forerun.text.chat import encode_prompt
+from forerun.train import work
 from forerun.train.encode import Encoder
 
 
@@ -108,3 +111,35 @@ def test_a_template_that_wants_a_system_message_takes_prompts_that_have_one() ->
     encoder = Encoder(tokenizer)
     assert encoder.encode_all(["Hi", talk]) == [None, encode_prompt(tokenizer, talk)]
     assert encoder.user_turn() is None
+
+
+def test_a_folder_is_where_its_name_says(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ "." and "/" have no name that another folder's could be made of; `--out=~/head` is left to us by shells."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    prompts.rename(tmp_path / os.fsdecode(b"fr\xe4gen.txt"))  # from an old archive
+    (tmp_path / "q.jsonl").write_text('{"prompt": "What is it?"}')
+    command = ["train-head", str(model), "--device", "cpu", "--steps", "1", "--answer-tokens", "8", "--quiet"]
+    command += ["--evaluation", "~/q.jsonl", "--prompts", os.fsdecode(b"~/fr\xe4gen.txt")]
+    for out, made in ((".", tmp_path / "here"), ("~/head", tmp_path / "head")):
+        assert main([*command, "--out", out]) == 0, capsys.readouterr().err
+        assert (made / "head.safetensors").is_file() and (tmp_path / f"{made.name}.work").is_dir()
+        assert "fr?gen.txt" in (made / "README.md").read_text()
+    capsys.readouterr()
+    assert main([*command, "--out", "/"]) == 2
+    assert "holds other files than a head's" in capsys.readouterr().err
+    assert not Path("/.work").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old --out folder of somebody else's ended the run when the head was trained and could not be saved."""
+
+    def refuse(dir: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr(work, "TemporaryFile", refuse)
+    with pytest.raises(ForerunError, match=r"--out .*: Permission denied; name another folder"):
+        work.make_folders(tmp_path / "head", tmp_path / "work")

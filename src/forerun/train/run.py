@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -84,7 +85,7 @@ def train_head(
     where = pick_device(device)
     _set_up_torch(where, settings.seed)
     _check_texts(texts, prompts)
-    work = work or out.with_name(out.name + ".work")
+    work = work or Path(f"{os.path.abspath(out)}.work")  # "." has no name of its own
     folder = find(model, progress=progress)
     make_folders(out, work)
     target = load_target(folder, where)

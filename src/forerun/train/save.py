@@ -40,7 +40,7 @@ def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[st
     save_tensors(tensors, beside)
     os.replace(beside, out / WEIGHTS)
     (out / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (out / "README.md").write_text(card, encoding="utf-8")
+    (out / "README.md").write_text(card, encoding="utf-8", errors="replace")  # files may have any name
     (out / "config.json").write_text(json.dumps(head_config(head), indent=2) + "\n", encoding="utf-8")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from forerun.errors import ForerunError
@@ -19,11 +20,12 @@ def make_folders(out: Path, work: Path) -> None:
     for flag, folder in (("--out", out), ("--work", work)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            held = [file.name for file in out.iterdir()]
+            if held and not any(name.startswith(WEIGHTS) for name in held):
+                raise ForerunError(f"--out {out} holds other files than a head's: name a new folder")
+            TemporaryFile(dir=folder).close()  # an old folder may be somebody else's
         except OSError as error:
             raise ForerunError(f"{flag} {folder}: {error.strerror}; name another folder") from error
-    held = [file.name for file in out.iterdir()]
-    if held and not any(name.startswith(WEIGHTS) for name in held):
-        raise ForerunError(f"--out {out} holds other files than a head's: name a new folder")
 
 
 def check_recipe(work: Path, chosen: dict[str, Any]) -> None:
