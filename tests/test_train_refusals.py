@@ -143,3 +143,24 @@ def test_a_folder_that_cannot_be_written_is_found_out_first(tmp_path: Path, monk
     monkeypatch.setattr(work, "TemporaryFile", refuse)
     with pytest.raises(ForerunError, match=r"--out .*: Permission denied; name another folder"):
         work.make_folders(tmp_path / "head", tmp_path / "work")
+
+
+def test_a_damaged_run_is_one_line(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A power cut may leave files without their content."""
+    (tmp_path / "q.jsonl").write_text('{"prompt": "What is it?"}')
+    command = ["train-head", str(model), "--device", "cpu", "--steps", "1", "--answer-tokens", "8", "--quiet"]
+    command += ["--evaluation", str(tmp_path / "q.jsonl"), "--prompts", str(prompts), "--out", str(tmp_path / "head")]
+    assert main(command) == 0
+    capsys.readouterr()
+    kept = {file: file.read_bytes() for file in (tmp_path / "head.work").iterdir()}
+    assert len(kept) == 4
+    for file, content in kept.items():
+        for damaged in (b"", b"\xff" * 40, content[: len(content) // 2]):
+            file.write_bytes(damaged)
+            assert main(command) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert "head.work holds a run" in line and "delete it, or give another --work folder" in line
+        file.write_bytes(content)
+    assert main(command) == 0

@@ -23,6 +23,7 @@ from forerun.train.loss import Aim, Support, draft_loss, draw_support, teacher
 from forerun.train.optimisers import optimisers
 from forerun.train.settings import Settings
 from forerun.train.store import Batch, FeatureStore
+from forerun.train.work import sound
 
 REPORT_STEPS = 50
 HELD_OUT = 0.01  # of the sequences, to watch for overfitting
@@ -265,7 +266,8 @@ class Trainer:
         """Go on from a checkpoint, when there is one."""
         if not file.is_file():
             return
-        state = torch.load(file, map_location=self.head.target.device, weights_only=True)
+        with sound(file.parent):
+            state = torch.load(file, map_location=self.head.target.device, weights_only=True)
         if "optimisers" not in state:
             raise ForerunError(
                 f"{file.parent} holds a run of an earlier version: delete it, or give another --work folder"
