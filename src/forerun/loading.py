@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,7 +135,7 @@ def load_model(
         machine=machine,
         probe=result,
         load_seconds=time.perf_counter() - began,
-        name=Path(model).name if expanded(model).exists() else model,
+        name=os.path.basename(os.path.abspath(file)) if file.exists() else model,
         generation_defaults=generation_defaults(folder),
         head_warnings=heads.warnings + assistant.warnings,
         cost_file=cost_file,
