@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.device import named_device
 from forerun.errors import ForerunError
 from forerun.progress import NullProgress, Progress
 from forerun.text.chat import encode_prompt
@@ -151,16 +152,8 @@ def _check_texts(texts: Path | None, prompts: Sequence[Path]) -> None:
 def pick_device(name: str) -> torch.device:
     """`auto`: a CUDA device when there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ForerunError(f"unknown device {name!r}: use auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ForerunError(f"a head is trained on cpu or cuda, not on {device.type}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ForerunError("no CUDA device was found: use --device cpu")
-    return device
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return named_device(name, ("cpu", "cuda"))
 
 
 def _attention(target: Target, log: Callable[[str], None]) -> Any:
