@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from tiny import tiny_gguf, tiny_model
 
 from forerun.conversion import convert
@@ -165,3 +166,16 @@ def test_others_may_read_what_was_converted_once(
     for made in (folder, converted):
         assert made.stat().st_mode & 0o777 == folders
         assert {file.stat().st_mode & 0o777 for file in made.iterdir()} == {files}
+
+
+def test_what_interrupted_conversions_left_goes_whichever_file_it_was_of(tmp_path: Path, source: Path) -> None:
+    """A process that was killed leaves as much as a model takes; only the very same file ever cleared it away."""
+    ended, running = (tmp_path / "gguf" / f".{name}-0123456789abcdef.abcd_123" for name in ("ended", "running"))
+    for leftover in (ended, running):
+        leftover.mkdir(parents=True)
+        (leftover / "1.part").write_bytes(b"weights")
+    foreign = tmp_path / "gguf" / ".snapshot"
+    foreign.mkdir()
+    with FileLock(tmp_path / "gguf" / "running-0123456789abcdef.lock"):
+        convert_gguf(source, tmp_path)
+    assert not ended.exists() and (running / "1.part").exists() and foreign.exists()
