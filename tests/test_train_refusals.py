@@ -109,7 +109,7 @@ def test_a_template_that_wants_a_system_message_takes_prompts_that_have_one() ->
         tokenizer.chat_template
     )
     talk = [{"role": role, "content": "Hi"} for role in ("system", "user")]
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, 300)
     assert encoder.encode_all(["Hi", talk]) == [None, encode_prompt(tokenizer, talk)]
     assert encoder.user_turn() is None
 
@@ -165,3 +165,21 @@ def test_a_damaged_run_is_one_line(
             assert "head.work holds a run" in line and "delete it, or give another --work folder" in line
         file.write_bytes(content)
     assert main(command) == 0
+
+
+def test_tokens_that_the_model_lacks_are_one_line(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tokenizer may have been added to, and the model's embedding not: the template then writes what has no row."""
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([f"<added {number}>" for number in range(20)])
+    beyond = "<added 15>"
+    assert Encoder(tokenizer, 300).encode_all(["Hi", beyond])[1] is None
+    tokenizer.chat_template = beyond + str(tokenizer.chat_template)
+    (folder / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained(folder)
+    command = ["train-head", str(folder), "--out", str(tmp_path / "head"), "--device", "cpu", "--steps", "1"]
+    assert main([*command, "--prompts", str(prompts)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "can be asked no evaluation prompt" in line

@@ -16,8 +16,9 @@ PROBE = " Is this\n\n a *test*, or not? "
 class Encoder:
     """Encodes as `forerun generate` does; a plain user message skips the template engine where that changes nothing."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, vocab: int) -> None:
+        """`vocab`: rows of the model's embedding, which a tokenizer that was added to may outgrow."""
+        self.tokenizer, self.vocab = tokenizer, vocab
         self._template = chat_template(tokenizer) if tokenizer.chat_template else None
         self._frame = self._find_frame()
         added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
@@ -36,13 +37,17 @@ class Encoder:
         return (before, after) if found and MARK not in after and same else None
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int] | None]:
-        """Ids of every prompt; None where it cannot be one (control tokens in its text, a refusing template)."""
+        """Ids of every prompt; None where it cannot be one.
+
+        It may have control tokens in its text, or tokens that the model lacks, or be refused by the template.
+        """
         texts = [self._rendered(prompt) for prompt in prompts]
         good = [text for text in texts if text is not None]
         if not good:
             return [None] * len(texts)
         ids = iter(self.tokenizer(good, add_special_tokens=self._template is None, verbose=False)["input_ids"])
-        return [next(ids) if text is not None else None for text in texts]
+        found = [next(ids) if text is not None else None for text in texts]
+        return [each if each and max(each) < self.vocab else None for each in found]
 
     def _rendered(self, prompt: Prompt) -> str | None:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

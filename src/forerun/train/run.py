@@ -93,7 +93,7 @@ def train_head(
     target = load_target(folder, where)
     start = load_start(target, settings, log)
     tokenizer = load_tokenizer(folder)
-    encoder, ends = Encoder(tokenizer), stop_token_ids(folder, tokenizer)
+    encoder, ends = Encoder(tokenizer, target.config.vocab), stop_token_ids(folder, tokenizer)
     questions = read_evaluation(evaluation)
     asked = _askable(questions, encoder, target.config.context - settings.evaluation_tokens, log)
     log(f"loaded {folder.name} on {where}, {clock.spent:.0f} s")
@@ -234,7 +234,7 @@ def _askable(questions: Sequence[Question], encoder: Encoder, most: int, log: Ca
             ids = encode_prompt(encoder.tokenizer, question.prompt)
         except ForerunError:
             continue
-        if len(ids) <= most:
+        if len(ids) <= most and max(ids) < encoder.vocab:
             found.append(Asked(question, ids))
     if not found:
         raise ForerunError("the model can be asked no evaluation prompt: give short ones, as text, with --evaluation")
