@@ -98,7 +98,7 @@ def test_every_type_gguf_can_dequantise(tmp_path: Path, monkeypatch: pytest.Monk
     writer.write_tensors_to_file()
     writer.close()
     (tensor,) = read_header(file).tensors
-    found = gguf_tensors._read(np.memmap(file, dtype=np.uint8, mode="r"), tensor, file)
+    found = gguf_tensors._read(tensor, file)
     wanted = torch.from_numpy(gguf.quants.dequantize(data, code))
     assert found.shape == (7, 512)
     fits = wanted.abs().max() <= 65504
@@ -110,7 +110,8 @@ def test_values_too_large_for_float16_stay_float32(tmp_path: Path) -> None:
     big = np.full((2, 32), 100000.0, np.float32)
     block = gguf.quants.quantize(big, gguf.GGMLQuantizationType.Q8_0).reshape(-1)
     tensor = GgufTensor("x", (2, 32), int(gguf.GGMLQuantizationType.Q8_0), 0, block.nbytes)
-    found = gguf_tensors._read(block, tensor, tmp_path)
+    (tmp_path / "x.gguf").write_bytes(block.tobytes())
+    found = gguf_tensors._read(tensor, tmp_path / "x.gguf")
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, torch.from_numpy(big), rtol=1e-2, atol=0)
 
@@ -128,8 +129,9 @@ def test_values_that_are_no_numbers_are_refused(kind: str, value: float, tmp_pat
     begins = len(data) - gguf.GGML_QUANT_SIZES[code][1]
     data[begins : begins + spoilt.nbytes] = spoilt.view(np.uint8)
     tensor = GgufTensor("blk.0.ffn_up.weight", (3, 64), int(code), 0, data.nbytes)
+    (tmp_path / "x.gguf").write_bytes(data.tobytes())
     with pytest.raises(ForerunError, match=r"tensor blk\.0\.ffn_up\.weight holds infinity or NaN"):
-        gguf_tensors._read(data, tensor, tmp_path)
+        gguf_tensors._read(tensor, tmp_path / "x.gguf")
 
 
 def test_large_models_are_written_in_shards(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
