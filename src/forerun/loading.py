@@ -160,7 +160,7 @@ def context_size(decoder: Decoder, wanted: int | None) -> int:
     return wanted
 
 
-def make_pool(decoder: Decoder, context: int, machine: Machine, towers: int = 0) -> PagePool:
+def make_pool(decoder: Decoder, context: int, machine: Machine, towers: int) -> PagePool:
     """Pages for several full contexts, as far as a share of the free memory goes.
 
     `towers`: bytes of those that media will ask for. Up to half of the memory they are not counted as free; where they
@@ -178,7 +178,7 @@ def make_pool(decoder: Decoder, context: int, machine: Machine, towers: int = 0)
 
 
 def load_drafter(
-    folder: Path, tokenizer: Any, machine: Machine, context: int, vocab: int, progress: Progress, towers: int = 0
+    folder: Path, tokenizer: Any, machine: Machine, context: int, vocab: int, progress: Progress, towers: int
 ) -> ModelDrafter:
     """A draft model must speak in the same tokens as the target."""
     if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
