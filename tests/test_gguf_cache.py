@@ -52,9 +52,10 @@ def test_leftovers_are_never_used(tmp_path: Path, source: Path) -> None:
     assert convert_gguf(source, tmp_path) == folder
     assert weights.read_bytes() == whole
     assert not (folder.parent / f".{folder.name}.abc").exists()
-    (folder / "forerun.json").write_text("[]")
-    assert convert_gguf(source, tmp_path) == folder
-    assert "files" in (folder / "forerun.json").read_text()
+    for spoilt in ("[]", '{"files": {"\\u0000": 1}}'):
+        (folder / "forerun.json").write_text(spoilt)
+        assert convert_gguf(source, tmp_path) == folder
+        assert "config.json" in (folder / "forerun.json").read_text()
 
 
 def test_two_processes_convert_once(tmp_path: Path, source: Path) -> None:

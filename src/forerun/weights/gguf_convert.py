@@ -96,7 +96,7 @@ def _is_complete(folder: Path) -> bool:
     try:
         files = _manifest(folder)["files"]
         return all((folder / name).stat().st_size == size for name, size in files.items())
-    except (OSError, KeyError, AttributeError, TypeError):
+    except (OSError, KeyError, AttributeError, TypeError, ValueError):
         return False
 
 
