@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -243,6 +244,23 @@ def test_a_plot_that_cannot_be_drawn_is_refused_at_once(
     monkeypatch.setattr(plot, "pyplot", lambda: None)
     assert main(["bench", "-m", "/nowhere", "--plot", str(tmp_path / "no" / "out.png")]) == 2
     assert "no folder" in capsys.readouterr().err
+    monkeypatch.undo()
+    for name in ("out", "out.abc"):
+        assert main(["bench", "-m", "/nowhere", "--plot", str(tmp_path / name)]) == 2
+        assert "end the name with the kind of picture" in capsys.readouterr().err
+
+
+def test_what_the_model_cannot_be_asked_is_refused_at_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small context, or no chat template, ended a run in the middle, and what had been measured was lost."""
+    monkeypatch.setattr(Runner, "measure", None)  # calling it would fail
+    assert main(["bench", "-m", str(folder), "-w", "questions", "-w", "quote"]) == 2
+    assert "workload quote has a prompt of 1" in (told := capsys.readouterr().err) and "context holds 512" in told
+    plain = Path(shutil.copytree(folder, tmp_path / "plain"))
+    (plain / "chat_template.jinja").unlink()
+    assert main(["bench", "-m", str(plain), "-w", "questions", "-w", "chat"]) == 2
+    assert "workload chat: this model has no chat template" in capsys.readouterr().err
 
 
 def test_transformers_answers_the_same_prompts(folder: Path, model: LanguageModel) -> None:

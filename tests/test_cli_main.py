@@ -157,3 +157,16 @@ def test_a_full_disk_is_one_line() -> None:
     done = run_shell("$run --version >/dev/full")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("forerun: cannot write the output: No space left on device; make room")
+
+
+def test_a_path_without_permission_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that may be listed and not entered, for example: whoever looks into it first is told so."""
+
+    def refuse(path: Path, _: object) -> Path:
+        raise PermissionError(13, "Permission denied", str(path / "config.json"))
+
+    monkeypatch.setattr("forerun.weights.find._from_path", refuse)
+    assert main(["check", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"forerun: {tmp_path / 'config.json'}: Permission denied\n"

@@ -46,3 +46,12 @@ def test_a_loaded_model_knows_its_name_and_defaults(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps(config | {"do_sample": True, "temperature": 0.7}))
     model = forerun.load(str(folder), dtype="float32")
     assert model.name == "small" and model.generation_defaults["temperature"] == 0.7
+
+
+@pytest.mark.parametrize("given", [".", "./", "../small", "sub/.."])
+def test_a_folder_has_a_name_however_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """A server of "." offered a model without a name."""
+    folder = tiny_model(tmp_path / "small", "llama", num_hidden_layers=1)
+    (folder / "sub").mkdir()
+    monkeypatch.chdir(folder)
+    assert forerun.load(given, dtype="float32").name == "small"

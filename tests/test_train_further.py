@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -173,7 +174,7 @@ def test_the_best_weights_are_kept(model: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(loop, "ENOUGH", 1)
     trainer = new_trainer(model)
     trainer.held = trainer.usable
-    trainer.run(None, tmp_path / "checkpoint.pt", NullProgress())
+    trainer.run(math.inf, tmp_path / "checkpoint.pt", NullProgress())
     rate = trainer.watch().rate
     trainer.keep_best()
     assert trainer.watch().rate >= rate and trainer.record.kept
@@ -194,12 +195,12 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(model: Path, tmp_path: Path, m
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Trainer, "_support", pressed)
-        new_trainer(model).run(None, checkpoint, NullProgress())
+        new_trainer(model).run(math.inf, checkpoint, NullProgress())
     resumed, whole = new_trainer(model), new_trainer(model)
     resumed.load(checkpoint)
     assert resumed.record.steps == 2
-    resumed.run(None, checkpoint, NullProgress())
-    whole.run(None, tmp_path / "other.pt", NullProgress())
+    resumed.run(math.inf, checkpoint, NullProgress())
+    whole.run(math.inf, tmp_path / "other.pt", NullProgress())
     assert resumed.record.steps == whole.record.steps == 4
     assert all(torch.equal(tensor, whole.head.weights[name]) for name, tensor in resumed.head.weights.items())
 

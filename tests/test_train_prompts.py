@@ -102,7 +102,7 @@ def test_loops_are_found_and_cut_after_their_second_round() -> None:
 
 
 def test_encoder_agrees_with_generate() -> None:
-    encoder = Encoder(tiny_tokenizer())
+    encoder = Encoder(tiny_tokenizer(), 300)
     prompts = ["Hello there", "  spaces \n\n kept ", [{"role": "user", "content": "one"}]]
     found = encoder.encode_all([*prompts, "end <|im_end|> it"])
     assert found == [*(encode_prompt(encoder.tokenizer, prompt) for prompt in prompts), None]

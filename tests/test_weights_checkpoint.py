@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_model
 
 from forerun.errors import ForerunError
-from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 from forerun.weights.config import check_config
 from forerun.weights.folder import INDEX
 
@@ -105,6 +106,18 @@ def test_a_pointer_in_the_place_of_weights_says_how_to_get_them(folder: Path) ->
     (folder / "model.safetensors").write_text(pointer)
     with pytest.raises(ForerunError, match=r"model\.safetensors is only a pointer .* run git lfs pull"):
         open_checkpoint(folder)
+
+
+def test_a_name_that_is_no_utf_8_is_not_called_damage(original: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(original, tmp_path / os.fsdecode(b"m\xfcller")))
+    refused(folder, "is not UTF-8: rename it")
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
+def test_weights_that_cannot_be_read_say_why() -> None:
+    """safetensors says of a file without permission that it does not exist; looking into it then was a traceback."""
+    with pytest.raises(ForerunError, match=r"cannot read /proc/self/mem: Input/output error"):
+        Checkpoint(Path("folder"), {}, [Path("/proc/self/mem")])
 
 
 def test_a_truncated_shard_is_named(folder: Path) -> None:

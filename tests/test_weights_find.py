@@ -208,11 +208,12 @@ def test_a_hub_model_is_downloaded_once_and_without_code(hub: type[FakeHub], mod
     assert hub.asked == [], "a complete copy needs no network"
 
 
-def test_an_interrupted_download_is_taken_up_again(hub: type[FakeHub]) -> None:
+def test_an_interrupted_download_is_taken_up_again(hub: type[FakeHub], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = find("org/name")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ForerunError, match="no complete copy"):
-        find("org/name", offline=True)
+    with monkeypatch.context() as patch, pytest.raises(ForerunError, match="no complete copy"):
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        find("org/name")
     assert (find("org/name") / "model.safetensors").is_file()
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from safetensors.torch import load_file
 from tiny import tiny_gguf, tiny_model, tiny_tokenizer
 
 from forerun.errors import ForerunError
-from forerun.weights import gguf_convert, gguf_tensors
+from forerun.weights import gguf_tensors
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.generation_config import suppressed_tokens
 from forerun.weights.gguf_config import config_from, llama3_factors
@@ -101,7 +98,7 @@ def test_every_type_gguf_can_dequantise(tmp_path: Path, monkeypatch: pytest.Monk
     writer.write_tensors_to_file()
     writer.close()
     (tensor,) = read_header(file).tensors
-    found = gguf_tensors._read(np.memmap(file, dtype=np.uint8, mode="r"), tensor, file)
+    found = gguf_tensors._read(tensor, file)
     wanted = torch.from_numpy(gguf.quants.dequantize(data, code))
     assert found.shape == (7, 512)
     fits = wanted.abs().max() <= 65504
@@ -113,7 +110,8 @@ def test_values_too_large_for_float16_stay_float32(tmp_path: Path) -> None:
     big = np.full((2, 32), 100000.0, np.float32)
     block = gguf.quants.quantize(big, gguf.GGMLQuantizationType.Q8_0).reshape(-1)
     tensor = GgufTensor("x", (2, 32), int(gguf.GGMLQuantizationType.Q8_0), 0, block.nbytes)
-    found = gguf_tensors._read(block, tensor, tmp_path)
+    (tmp_path / "x.gguf").write_bytes(block.tobytes())
+    found = gguf_tensors._read(tensor, tmp_path / "x.gguf")
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, torch.from_numpy(big), rtol=1e-2, atol=0)
 
@@ -131,8 +129,9 @@ def test_values_that_are_no_numbers_are_refused(kind: str, value: float, tmp_pat
     begins = len(data) - gguf.GGML_QUANT_SIZES[code][1]
     data[begins : begins + spoilt.nbytes] = spoilt.view(np.uint8)
     tensor = GgufTensor("blk.0.ffn_up.weight", (3, 64), int(code), 0, data.nbytes)
+    (tmp_path / "x.gguf").write_bytes(data.tobytes())
     with pytest.raises(ForerunError, match=r"tensor blk\.0\.ffn_up\.weight holds infinity or NaN"):
-        gguf_tensors._read(data, tensor, tmp_path)
+        gguf_tensors._read(tensor, tmp_path / "x.gguf")
 
 
 def test_large_models_are_written_in_shards(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,27 +167,6 @@ def test_tokenizer_chat_template_and_ends_come_along(tmp_path: Path, source: Pat
     assert after.apply_chat_template(chat, tokenize=False) == before.apply_chat_template(chat, tokenize=False)
     assert stop_token_ids(folder, after) == {2}
     assert "gguf" not in (folder / "tokenizer_config.json").read_text()
-
-
-def test_what_was_made_of_a_file_before_goes_when_it_is_made_again(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model", "llama")
-    file, other = (tiny_gguf(tmp_path / name / "a.gguf", model) for name in ("here", "there"))
-    os.utime(other, (1, 1))
-    first, beside = (convert_gguf(each, tmp_path / "home") for each in (file, other))
-    old = tmp_path / "home" / "gguf" / "a-0123456789abcdef"  # of a release that noted no path
-    old.mkdir()
-    (old / gguf_convert.MANIFEST).write_text(json.dumps({"format": 1, "source": "a.gguf", "files": {}}))
-    foreign = tmp_path / "home" / "gguf" / "mine"
-    foreign.mkdir()
-    later = tmp_path / "home" / "gguf" / "a-fedcba9876543210"  # of a release to come, which is used in turns with ours
-    later.mkdir()
-    noted = {"format": gguf_convert.FORMAT + 1, "source": "a.gguf", "path": str(file), "files": {}}
-    (later / gguf_convert.MANIFEST).write_text(json.dumps(noted))
-    os.utime(file, (2, 2))
-    second = convert_gguf(file, tmp_path / "home")
-    assert second != first and convert_gguf(file, tmp_path / "home") == second
-    left = {path.name for path in second.parent.iterdir()}
-    assert left == {second.name, f"{second.name}.lock", beside.name, f"{beside.name}.lock", "mine", later.name}
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
@@ -309,65 +287,6 @@ def test_llama3_factors_match_transformers() -> None:
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
     plain = 1 / 500000.0 ** (torch.arange(0, 128, 2) / 128)
     torch.testing.assert_close(plain / scaled, torch.tensor(llama3_factors(500000.0, 128, 8.0)), rtol=1e-4, atol=0)
-
-
-# --- the cache ---
-
-
-def test_the_second_call_converts_nothing(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = convert_gguf(source, tmp_path)
-    monkeypatch.setattr(gguf_convert, "_write", None)  # calling it would fail
-    assert convert_gguf(source, tmp_path) == first
-    assert not [path for path in first.parent.iterdir() if path.name.startswith(".")]
-
-
-def test_a_changed_file_is_converted_anew(tmp_path: Path, source: Path) -> None:
-    file = tmp_path / "a.gguf"
-    file.write_bytes(source.read_bytes())
-    first = convert_gguf(file, tmp_path / "home")
-    os.utime(file, (1, 1))
-    assert convert_gguf(file, tmp_path / "home") != first
-
-
-def test_leftovers_are_never_used(tmp_path: Path, source: Path) -> None:
-    folder = convert_gguf(source, tmp_path)
-    weights = folder / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:1000])
-    (folder.parent / f".{folder.name}.abc").mkdir()
-    assert convert_gguf(source, tmp_path) == folder
-    assert weights.read_bytes() == whole
-    assert not (folder.parent / f".{folder.name}.abc").exists()
-    (folder / "forerun.json").write_text("[]")
-    assert convert_gguf(source, tmp_path) == folder
-    assert "files" in (folder / "forerun.json").read_text()
-
-
-def test_two_processes_convert_once(tmp_path: Path, source: Path) -> None:
-    program = (
-        "import sys; from pathlib import Path; from forerun.weights import gguf_convert as g\n"
-        "write, made = g._write, []\n"
-        "g._write = lambda *a: (made.append(1), write(*a))\n"
-        "sys.stdin.readline()\n"
-        "print(g.convert_gguf(Path(sys.argv[1]), Path(sys.argv[2])), len(made))\n"
-    )
-    command = [sys.executable, "-c", program, str(source), str(tmp_path)]
-    pipe = subprocess.PIPE
-    workers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    answers = [worker.communicate(timeout=60)[0].split() for worker in workers]
-    assert answers[0][0] == answers[1][0]
-    assert sorted(answer[1] for answer in answers) == ["0", "1"]
-    assert open_checkpoint(Path(answers[0][0])).names()
-
-
-def test_an_unwritable_home_is_one_line(tmp_path: Path, source: Path) -> None:
-    (tmp_path / "home").write_text("a file where the folder should be")
-    with pytest.raises(ForerunError, match="FORERUN_HOME"):
-        convert_gguf(source, tmp_path / "home")
 
 
 @pytest.mark.real

@@ -109,9 +109,6 @@ def write_folder(
         if rounded:
             config["quantization_config"] = {"quant_method": OWN_METHOD}
         write_json(work / "config.json", config)
-        for file in work.iterdir():
-            file.chmod(0o644)
-        work.chmod(0o755)  # what mkdir gives; a temporary folder is private
     return count, size
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,7 +39,9 @@ def plan_machine(device: str, dtype: str, quantize: str) -> Machine:
         raise ForerunError(f"quantize must be none or int8, not {quantize!r}")
     if dtype != "auto" and dtype not in DTYPES:
         raise ForerunError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    where = _device(device)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() and triton_works() else "cpu"
+    where = named_device(device, ("cpu", "cuda", "mps"))
     if where.type == "cpu":
         return _cpu(where, dtype, quantize)
     if quantize == "int8":
@@ -58,19 +60,21 @@ def triton_works() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() and triton_works() else "cpu")
+def named_device(name: str, kinds: Sequence[str]) -> torch.device:
+    """A device of one of these kinds that is there."""
+    known = f"use auto, {', '.join(kinds[:-1])} or {kinds[-1]}"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ForerunError(f"unknown device {name!r}: use auto, cpu, cuda or mps") from None
+        raise ForerunError(f"unknown device {name!r}: {known}") from None
+    if device.type not in kinds:
+        raise ForerunError(f"device {name!r} is not supported: {known}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ForerunError("no CUDA device was found: use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ForerunError(f"there is no device {name}: the last one is cuda:{count - 1}")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ForerunError("no Apple GPU was found: use --device cpu")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise ForerunError(f"device {name!r} is not supported: use auto, cpu, cuda or mps")
     return device
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,7 +135,7 @@ def load_model(
         machine=machine,
         probe=result,
         load_seconds=time.perf_counter() - began,
-        name=Path(model).name if expanded(model).exists() else model,
+        name=os.path.basename(os.path.abspath(file)) if file.exists() else model,
         generation_defaults=generation_defaults(folder),
         head_warnings=heads.warnings + assistant.warnings,
         cost_file=cost_file,
@@ -159,7 +160,7 @@ def context_size(decoder: Decoder, wanted: int | None) -> int:
     return wanted
 
 
-def make_pool(decoder: Decoder, context: int, machine: Machine, towers: int = 0) -> PagePool:
+def make_pool(decoder: Decoder, context: int, machine: Machine, towers: int) -> PagePool:
     """Pages for several full contexts, as far as a share of the free memory goes.
 
     `towers`: bytes of those that media will ask for. Up to half of the memory they are not counted as free; where they
@@ -177,7 +178,7 @@ def make_pool(decoder: Decoder, context: int, machine: Machine, towers: int = 0)
 
 
 def load_drafter(
-    folder: Path, tokenizer: Any, machine: Machine, context: int, vocab: int, progress: Progress, towers: int = 0
+    folder: Path, tokenizer: Any, machine: Machine, context: int, vocab: int, progress: Progress, towers: int
 ) -> ModelDrafter:
     """A draft model must speak in the same tokens as the target."""
     if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():

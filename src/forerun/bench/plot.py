@@ -13,7 +13,7 @@ WIDTH = 0.8  # of the place of a workload that its bars fill
 
 
 def pyplot() -> Any:
-    """matplotlib, drawing into files only; asked for before anything is measured."""
+    """matplotlib, drawing into files only."""
     try:
         import matplotlib
     except ImportError:
@@ -22,6 +22,18 @@ def pyplot() -> Any:
     from matplotlib import pyplot as found
 
     return found
+
+
+def check(path: Path) -> None:
+    """Found out before a quarter of an hour of measuring, not after it."""
+    pyplot()
+    if not path.parent.is_dir():
+        raise ForerunError(f"--plot {path}: there is no folder {path.parent}")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in known:
+        raise ForerunError(f"--plot {path}: end the name with the kind of picture, one of {', '.join(known)}")
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:

@@ -101,15 +101,7 @@ async def answer(server: Address, request: SoakRequest, arm: str, stream: bool, 
 
 async def known_arms(server: Address, request: SoakRequest) -> list[str]:
     """Ways to draft that the model has."""
-    known = []
-    for arm in DRAFT_CHOICES:
-        try:
-            await answer(server, request, arm, False, None)
-            known.append(arm)
-        except HttpError as error:
-            if error.status != 400:
-                raise
-    return known
+    return [arm for arm in DRAFT_CHOICES if await _unless_refused(server, request, arm) is not None]
 
 
 async def references(server: Address, requests: list[SoakRequest]) -> tuple[dict[int, Said], set[str]]:
@@ -119,16 +111,22 @@ async def references(server: Address, requests: list[SoakRequest]) -> tuple[dict
     for number, request in enumerate(requests):
         if request.kind in missing:
             continue
-        try:
-            said = await answer(server, request, "off", False, None)
-        except HttpError as error:
-            if error.status != 400:
-                raise
+        said = await _unless_refused(server, request, "off")
+        if said is None:
             missing.add(request.kind)
-            continue
-        assert said is not None
-        found[number] = said
+        else:
+            found[number] = said
     return found, missing
+
+
+async def _unless_refused(server: Address, request: SoakRequest, arm: str) -> Said | None:
+    """A whole answer; None: the model or the server does not have what is asked for."""
+    try:
+        return await answer(server, request, arm, False, None)
+    except HttpError as error:
+        if error.status != 400:
+            raise
+        return None
 
 
 class _Streamed:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+REPEATS = 30
+
 
 def wall_seconds(work: Callable[[], Any]) -> float:
     """Of one call; what a GPU was asked to do is done when the clock stops."""
@@ -23,12 +25,12 @@ def wall_seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def device_seconds(launch: Callable[[], Any], repeats: int = 30) -> float:
+def device_seconds(launch: Callable[[], Any]) -> float:
     """Median seconds of something launched again and again without waiting."""
     for _ in range(3):
         launch()
     torch.cuda.synchronize()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]
     marks[0].record()
     for mark in marks[1:]:
         launch()

@@ -64,8 +64,9 @@ def bench(
     if clients != CLIENTS:
         raise ForerunError("--clients needs a server: give its address with --url")
     if plot is not None:
-        _check_plot(plot)
+        from forerun.bench.plot import check
 
+        check(plot)
     from forerun.bench.suites.work import run_bench
     from forerun.bench.workloads import load_workloads
 
@@ -89,17 +90,6 @@ def bench(
         from forerun.bench.plot import draw
 
         draw(report.cells, plot)
-
-
-def _check_plot(path: Path) -> None:
-    """Found out before a quarter of an hour of measuring, not after it."""
-    from forerun.bench.plot import pyplot
-
-    pyplot()
-    if not path.parent.is_dir():
-        raise ForerunError(f"--plot {path}: there is no folder {path.parent}")
-    if not path.suffix:
-        raise ForerunError(f"--plot {path}: say what kind of picture, for example {path}.png")
 
 
 def _bench_server(

@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit:  # what rich makes of a broken pipe
         return EXIT_BROKEN_PIPE
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename:  # the user named it, or something above it
+            return _refuse(f"{error.filename}: {error.strerror}")
         if error.errno not in NO_ROOM:
             raise
         return _refuse(f"cannot write {error.filename or 'the output'}: {error.strerror}; make room and run it again")

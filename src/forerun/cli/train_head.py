@@ -11,6 +11,7 @@ import typer
 from forerun.cli.flags import ModelArgument, Quiet, model_option, panel, require_positive
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
+from forerun.weights.home import expanded
 
 data, training = panel("Data"), panel("Training")
 DEFAULT_MINUTES = 30.0
@@ -56,6 +57,10 @@ def train_head(
         raise ForerunError(f"--seed {seed}: give a whole number from 0 to {SEEDS - 1}")
     size = _draft_vocab(draft_vocab)
     layers = _taps(taps)
+    out, prompts = expanded(out), [expanded(path) for path in prompts or ()]
+    texts, evaluation, start_from, work = (
+        None if path is None else expanded(path) for path in (texts, evaluation, start_from, work)
+    )
 
     if prompts and texts is None:
         from forerun.train.prompts.files import read_prompts
@@ -86,7 +91,7 @@ def train_head(
         out,
         settings,
         device=device,
-        prompts=prompts or (),
+        prompts=prompts,
         texts=texts,
         evaluation=evaluation,
         work=work,

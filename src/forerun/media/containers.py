@@ -45,7 +45,7 @@ def opened(part: MediaPart, limits: MediaLimits, expected: str) -> Iterator[Any]
     """The file in PyAV's hands; whatever goes wrong inside the block, but for our memory, is the file's fault."""
     import av
 
-    check_bytes(part, limits)
+    check_bytes(part, limits.file_bytes)
     kind = container_format(part.data)
     if kind is None:
         raise ForerunError(f"{part.name} is not {expected}")

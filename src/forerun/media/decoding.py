@@ -22,7 +22,7 @@ def read_image(part: MediaPart, limits: MediaLimits) -> Image:
     """The picture in RGB, turned as its camera says; of a moving one the first frame."""
     from PIL import Image
 
-    check_bytes(part, limits)
+    check_bytes(part, limits.file_bytes)
     kind = picture_format(part.data)
     if kind is None:
         raise ForerunError(f"{part.name} is not {PICTURES}")
@@ -80,14 +80,17 @@ def picture_format(data: bytes) -> str | None:
     return "BMP" if data.startswith(b"BM") else None
 
 
-def check_bytes(part: MediaPart, limits: MediaLimits) -> None:
+def check_bytes(part: MediaPart, most: int) -> None:
     """Is the file empty or too large?"""
     if not part.data:
         raise ForerunError(f"{part.name} is empty")
-    if len(part.data) > limits.file_bytes:
-        raise ForerunError(
-            f"{part.name} has {len(part.data) / 2**20:.1f} MiB, and at most {limits.file_bytes / 2**20:g} MiB are read"
-        )
+    if len(part.data) > most:
+        raise too_large(part.name, most)
+
+
+def too_large(name: str, most: int) -> ForerunError:
+    """The error about a file of more bytes."""
+    return ForerunError(f"{name} is larger than {most / 2**20:g} MiB; give a smaller file")
 
 
 def check_pixels(part: MediaPart, width: int, height: int, most: int) -> None:

@@ -10,7 +10,7 @@ import stat
 from typing import Any
 
 from forerun.errors import ForerunError
-from forerun.media.decoding import upright
+from forerun.media.decoding import check_bytes, too_large, upright
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart
 
@@ -26,8 +26,7 @@ def media_part(kind: Kind, source: Any, name: str = "") -> MediaPart:
     Whatever is wrong with it is a `ForerunError` of one line, but nobody has looked inside yet.
     """
     if isinstance(source, bytes | bytearray | memoryview):
-        data = bytes(source)
-        return MediaPart(kind, _checked(data, name or kind), name or kind)
+        return _part(kind, bytes(source), name or kind)
     if isinstance(source, str) and source[:5].lower() == "data:":
         return from_data_uri(kind, source, name or kind)
     if isinstance(source, str) and re.match(r"[a-z][a-z0-9+.-]+://", source, re.IGNORECASE):
@@ -35,7 +34,7 @@ def media_part(kind: Kind, source: Any, name: str = "") -> MediaPart:
     if isinstance(source, str | os.PathLike):
         return from_file(kind, source)
     if kind == "image" and callable(getattr(source, "save", None)):
-        return MediaPart(kind, _as_png(source, name or kind), name or kind)
+        return _part(kind, _as_png(source, name or kind), name or kind)
     raise ForerunError(f"{name or kind} is a {type(source).__name__}; give the path of a file, its bytes or a data URI")
 
 
@@ -51,7 +50,7 @@ def from_file(kind: Kind, path: str | os.PathLike[str]) -> MediaPart:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ForerunError(f"cannot read the {kind} {name}: {reason}") from error
-    return MediaPart(kind, _checked(data, name), name)
+    return _part(kind, data, name)
 
 
 def from_data_uri(kind: Kind, uri: str, name: str) -> MediaPart:
@@ -68,24 +67,18 @@ def from_base64(kind: Kind, text: str, name: str) -> MediaPart:
     """The bytes of a file as base64; line breaks in it do not matter."""
     compact = "".join(text.split())
     if len(compact) > MAX_BYTES * 4 // 3 + 4:
-        raise _too_large(name)
+        raise too_large(name, MAX_BYTES)
     try:
         data = binascii.a2b_base64(compact, strict_mode=True)
     except (ValueError, binascii.Error):
         raise ForerunError(f"{name} is not valid base64") from None
-    return MediaPart(kind, _checked(data, name), name)
+    return _part(kind, data, name)
 
 
-def _checked(data: bytes, name: str) -> bytes:
-    if not data:
-        raise ForerunError(f"{name} is empty")
-    if len(data) > MAX_BYTES:
-        raise _too_large(name)
-    return data
-
-
-def _too_large(name: str) -> ForerunError:
-    return ForerunError(f"{name} is larger than {MAX_BYTES >> 20} MiB; give a smaller file")
+def _part(kind: Kind, data: bytes, name: str) -> MediaPart:
+    part = MediaPart(kind, data, name)
+    check_bytes(part, MAX_BYTES)
+    return part
 
 
 def _as_png(image: Any, name: str) -> bytes:

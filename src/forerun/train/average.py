@@ -18,7 +18,7 @@ class WeightAverage:
     def __init__(self, weights: Mapping[str, Tensor], sharpness: float) -> None:
         self.sharpness = sharpness
         self.count = 0
-        self.values = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        self.values = copied(weights)
 
     @torch.no_grad()
     def add(self, weights: Mapping[str, Tensor]) -> None:
@@ -28,23 +28,26 @@ class WeightAverage:
         names = list(self.values)
         torch._foreach_lerp_([self.values[name] for name in names], [weights[name] for name in names], share)
 
-    @torch.no_grad()
     def load(self, values: Mapping[str, Tensor], count: int) -> None:
         """Go on from saved values."""
         self.count = count
-        for name, tensor in self.values.items():
-            tensor.copy_(values[name])
+        put(self.values, values)
 
 
 @contextmanager
 def weights_replaced(weights: Mapping[str, Tensor], by: Mapping[str, Tensor]) -> Iterator[None]:
     """Inside the block the tensors of `weights` hold other values."""
-    kept = {name: tensor.detach().clone() for name, tensor in weights.items()}
+    kept = copied(weights)
     put(weights, by)
     try:
         yield
     finally:
         put(weights, kept)
+
+
+def copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values that stay as they are while the weights go on."""
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 
 @torch.no_grad()

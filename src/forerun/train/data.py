@@ -31,7 +31,7 @@ USER_TOKENS = 200  # longest prompt a model writes itself, and no more than two 
 
 
 class Writer:
-    """Collects prompts and has them answered."""
+    """Collects prompts and has them answered. Without a limit to its time there are infinitely many seconds."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Writer:
         self._asked: set[str] = set()
         self._said: set[tuple[int, ...]] = set()
 
-    def from_user(self, paths: Sequence[Path], seconds: float | None, token_limit: int | None = None) -> None:
+    def from_user(self, paths: Sequence[Path], seconds: float, token_limit: int) -> None:
         """Answers to the prompts of files and folders: greedy and sampled ones of each when they are few.
 
         Some conversations then go on, where the user's own are single questions as a rule.
@@ -64,8 +64,8 @@ class Writer:
         rounds = max(1, min(4, self.settings.prompts // len(usable)))
         names = ", ".join(path.name for path in paths)
         self.sources[f"prompts given by the user ({names})"] += len(usable)
-        deadline = None if seconds is None else began + (1 - USER_SECOND_TURNS) * seconds
-        limit = None if token_limit is None else int((1 - USER_SECOND_TURNS) * token_limit)
+        deadline = began + (1 - USER_SECOND_TURNS) * seconds
+        limit = int((1 - USER_SECOND_TURNS) * token_limit)
         talks: list[tuple[Prompt, list[int]]] = []
         for turn in range(rounds):
             heat = None if rounds == 1 else [0.0, 0.7, 0.8, 1.0][turn]
@@ -74,13 +74,13 @@ class Writer:
             return
         self.chance.shuffle(talks)
         more = self._second_turns(talks, int(USER_SECOND_TURNS * len(talks)))
-        self._answer(more, None if seconds is None else began + seconds, None, token_limit)
+        self._answer(more, began + seconds, None, token_limit)
 
-    def built_in(self, texts: Path | None, seconds: float | None, token_limit: int | None = None) -> None:
+    def built_in(self, texts: Path | None, seconds: float, token_limit: int) -> None:
         """Answers to written, self-written and continued prompts."""
         began = time.monotonic()
         first = int(FIRST_TURNS * self.settings.prompts)
-        own = self._self_written(int(SELF_WRITTEN * first), None if seconds is None else 0.12 * seconds)
+        own = self._self_written(int(SELF_WRITTEN * first), 0.12 * seconds)
         written = list(itertools.islice(built_in_prompts(self.settings.seed, read_corpus(texts)), first - len(own)))
         prompts = [*written, *own]
         self.chance.shuffle(prompts)
@@ -88,10 +88,10 @@ class Writer:
         check_some(usable)
         self.sources["written for forerun or cut from Python's documentation"] += len(written)
         self.sources["written by the model itself"] += len(own)
-        left = None if seconds is None else began + (0.12 + 0.88 * FIRST_TURNS) * seconds
-        talks = self._answer(usable, left, None, None if token_limit is None else int(0.6 * token_limit))
-        deadline = None if seconds is None else began + seconds
-        self._answer(self._second_turns(talks, self.settings.prompts - first), deadline, None, token_limit)
+        deadline = began + (0.12 + 0.88 * FIRST_TURNS) * seconds
+        talks = self._answer(usable, deadline, None, int(0.6 * token_limit))
+        more = self._second_turns(talks, self.settings.prompts - first)
+        self._answer(more, began + seconds, None, token_limit)
 
     def _second_turns(self, talks: Sequence[tuple[Prompt, list[int]]], most: int) -> list[tuple[Prompt, list[int]]]:
         """Conversations that go on, and tasks over what the model said."""
@@ -121,13 +121,13 @@ class Writer:
                 self.log(line)
         return [(prompt, ids) for prompt, ids in encoded if len(ids) <= most]
 
-    def _self_written(self, count: int, seconds: float | None) -> list[Prompt]:
+    def _self_written(self, count: int, seconds: float) -> list[Prompt]:
         """User turns sampled from the model."""
         start = self.encoder.user_turn()
         if start is None or count == 0:
             return []
         heats = [self.chance.choice((0.8, 0.9, 1.0, 1.0)) for _ in range(count)]
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         found: list[Prompt] = []
         with self.progress.task("writing prompts", count) as task:
             written = answer_all(
@@ -145,9 +145,9 @@ class Writer:
     def _answer(
         self,
         prompts: Sequence[tuple[Prompt, list[int]]],
-        deadline: float | None,
+        deadline: float,
         heat: float | None,
-        token_limit: int | None = None,
+        token_limit: int,
     ) -> list[tuple[Prompt, list[int]]]:
         """Answer prompts until the deadline; new answers are kept and returned."""
         by_ids = {tuple(ids): prompt for prompt, ids in prompts}
@@ -164,7 +164,7 @@ class Writer:
                 loops += answer.looped
                 if self._keep(answer):
                     talks.append((by_ids[tuple(answer.prompt)], answer.answer))
-                if token_limit is not None and self.tokens > token_limit:
+                if self.tokens > token_limit:
                     break
         spent = time.monotonic() - began
         self.log(f"{len(talks)} of {seen} answers kept, {loops} loops cut, {self.tokens} tokens in all, {spent:.0f} s")

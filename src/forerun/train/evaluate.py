@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.train.generate import write
+from forerun.train.generate import padded, write
 from forerun.train.head import Head
 
 DEPTH = 6
@@ -61,13 +62,10 @@ def evaluate(
     outputs = _drafts(head, [prompt + said for prompt, (said, _) in zip(ids, answers, strict=True)], first)
     matrix = target.output_wide[order]  # frequent ids first: a vocabulary is a beginning of the columns
     before = torch.tensor([len(prompt) for prompt in ids], device=target.device)
-    said_tokens = torch.full((len(ids), tokens), -1, device=target.device)
-    for row, (said, _) in enumerate(answers):
-        said_tokens[row, : len(said)] = torch.tensor(said, device=target.device)
+    said_tokens = padded([said for said, _ in answers], -1).to(target.device)
     right = torch.zeros(len(vocabularies), DEPTH, len(ids), tokens, dtype=torch.bool, device=target.device)
     each = torch.arange(len(ids), device=target.device)
-    longest = max(len(said) for said, _ in answers)
-    for index in range(1, longest):
+    for index in range(1, said_tokens.shape[1]):
         truth = said_tokens[:, index]
         shared = temperature * noise(index, len(ids))[:, order] if temperature > 0 else None
         for step in range(min(DEPTH, index)):
@@ -95,15 +93,13 @@ def evaluate(
 def _drafts(head: Head, sequences: list[list[int]], first: int) -> list[Tensor]:
     """The head's outputs [rows, length - first, hidden] at every depth, from every position after the first ones."""
     target = head.target
-    longest = max(map(len, sequences))
-    padded = torch.zeros(len(sequences), longest + DEPTH, dtype=torch.int64, device=target.device)
-    for row, sequence in enumerate(sequences):
-        padded[row, : len(sequence)] = torch.tensor(sequence, device=target.device)
+    tokens = padded(sequences).to(target.device)
+    following = F.pad(tokens[:, 1:], (0, DEPTH))
     pieces: list[list[Tensor]] = []
-    for rows in padded.split(16):
-        hidden, tapped = target.read(rows[:, :longest], head.taps)
+    for rows, after in zip(tokens.split(16), following.split(16), strict=True):
+        hidden, tapped = target.read(rows, head.taps)
         features = torch.stack([*tapped, hidden], dim=2)
-        pieces.append(head.unroll(features, rows[:, 1:], DEPTH, first))
+        pieces.append(head.unroll(features, after, DEPTH, first))
     return [torch.cat([piece[step] for piece in pieces]) for step in range(DEPTH)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from forerun.train.loops import is_looping, loop_starts
 from forerun.train.target import StaticCache, Target
@@ -17,6 +19,7 @@ LOOK_IN = 32  # tokens between two looks at what has ended
 ALIGN = 64  # key lengths grow in these steps, so that kernels see few shapes
 TAIL = 200  # tokens in which a running answer is searched for a loop
 CACHE_SHARE = 0.4  # of the free memory, for keys and values
+CPU_BYTES = 4 << 30
 
 
 @dataclass(slots=True)
@@ -40,12 +43,12 @@ def answer_all(
     *,
     tokens: int,
     batch: int | None = None,
-    deadline: float | None = None,
+    deadline: float = math.inf,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Answer]:
     """Answers, in another order than the prompts'. Past the deadline no new batch begins, except the first."""
     for number, group in enumerate(_batches(target, prompts, tokens, batch)):
-        if number and deadline is not None and time.monotonic() > deadline:
+        if number and time.monotonic() > deadline:
             return
         heats = [temperatures[index] for index in group]
         written = write(target, [prompts[index] for index in group], heats, ends, tokens=tokens)
@@ -63,18 +66,20 @@ def _batches(target: Target, prompts: Sequence[list[int]], tokens: int, batch: i
         while at < len(near):
             take = size
             longest = len(prompts[near[min(at + take, len(near)) - 1]]) + tokens + ALIGN
-            take = max(1, min(take, _room(target) // (longest * target.cache_bytes_per_token)))
+            room = share_of_memory(target.device, CACHE_SHARE)
+            take = max(1, min(take, room // (longest * target.cache_bytes_per_token)))
             groups.append(near[at : at + take])
             at += take
         random.Random(start).shuffle(groups)
         yield from groups
 
 
-def _room(target: Target) -> int:
-    if target.device.type != "cuda":
-        return 4 << 30
-    held = torch.cuda.memory_reserved(target.device) - torch.cuda.memory_allocated(target.device)
-    return int(CACHE_SHARE * (torch.cuda.mem_get_info(target.device)[0] + held))
+def share_of_memory(device: torch.device, share: float) -> int:
+    """Bytes: a share of the GPU memory that nobody uses, what torch holds for later included; a few GB on a CPU."""
+    if device.type != "cuda":
+        return CPU_BYTES
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(share * (torch.cuda.mem_get_info(device)[0] + held))
 
 
 @torch.inference_mode()
@@ -92,14 +97,11 @@ def write(
     device, rows = target.device, len(prompts)
     longest = max(map(len, prompts))
     width = -(-(longest + tokens + 1) // ALIGN) * ALIGN
-    padded = torch.zeros(rows, longest, dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        padded[row, : len(prompt)] = torch.tensor(prompt)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     heat = torch.tensor(temperatures, device=device)[:, None]
     stops = torch.tensor(sorted(ends), device=device)
     cache = target.new_cache(rows, width)
-    logits = _prefill(target, padded.to(device), lengths, cache)
+    logits = _prefill(target, padded(prompts).to(device), lengths, cache)
 
     out = torch.full((rows, tokens), -1, dtype=torch.int64, device=device)
     alive = torch.arange(rows, device=device)  # the row of the batch that each running row belongs to
@@ -126,6 +128,12 @@ def write(
         logits = target.step(chosen, positions, cache, length)
         positions = positions + 1
     return _collect(out, keep_loops)
+
+
+def padded(rows: Sequence[list[int]], filling: int = 0) -> Tensor:
+    """[rows, length of the longest]: ids one below the other, with something behind the shorter ones."""
+    tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=filling)
 
 
 def _prefill(target: Target, tokens: Tensor, lengths: Tensor, cache: StaticCache) -> Tensor:

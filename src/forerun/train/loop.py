@@ -17,12 +17,13 @@ from torch import Tensor
 from forerun.engine.interrupts import interrupts_held
 from forerun.errors import ForerunError
 from forerun.progress import Progress
-from forerun.train.average import WeightAverage, put, weights_replaced
+from forerun.train.average import WeightAverage, copied, put, weights_replaced
 from forerun.train.head import Head
 from forerun.train.loss import Aim, Support, draft_loss, draw_support, teacher
 from forerun.train.optimisers import optimisers
 from forerun.train.settings import Settings
 from forerun.train.store import Batch, FeatureStore
+from forerun.train.work import sound
 
 REPORT_STEPS = 50
 HELD_OUT = 0.01  # of the sequences, to watch for overfitting
@@ -73,25 +74,24 @@ class Trainer:
         self.batch_tokens = settings.batch_tokens or (32_768 if device.type == "cuda" else 1024)
         self.optimisers = optimisers(head, settings)
         self.average = WeightAverage(head.weights, settings.average)
-        self.began_with = {name: tensor.detach().clone() for name, tensor in head.weights.items()}
+        self.began_with = copied(head.weights)
         self.generator = torch.Generator(device=device)
         every = np.random.default_rng(settings.seed).permutation(len(store.lengths))
         held = min(HELD_OUT_MOST, max(int(HELD_OUT * len(every)), len(every) >= 8))
         self.held, self.usable = every[:held], every[held:]
         self.record = Record()
 
-    def run(self, seconds: float | None, checkpoint: Path, progress: Progress, stop_after: int | None = None) -> Record:
+    def run(self, seconds: float, checkpoint: Path, progress: Progress, stop_after: int | None = None) -> Record:
         """Train until the steps are done or so many seconds from now are over.
 
         `stop_after`: leave after so many steps, as an interruption would. Ctrl-C ends a step and leaves a checkpoint.
         """
         steps = self.settings.steps
-        if steps is None and seconds is None:
+        if steps is None and seconds == math.inf:
             raise ForerunError("say how long to train: give minutes or steps")
         self.load(checkpoint)
         record = self.record
-        if seconds is not None:
-            seconds += record.seconds  # the schedule counts what an earlier run has spent
+        seconds += record.seconds  # the schedule counts what an earlier run has spent
         began, saved = time.monotonic() - record.seconds, time.monotonic()
         epoch, groups = -1, list[np.ndarray]()
         per_epoch: list[int] = []  # the noise in the lengths makes epochs differ by a batch or so
@@ -101,7 +101,7 @@ class Trainer:
                 shown = 0
                 while True:
                     record.seconds = time.monotonic() - began
-                    fraction = max(record.steps / steps if steps else 0.0, record.seconds / seconds if seconds else 0.0)
+                    fraction = max(record.steps / steps if steps else 0.0, record.seconds / seconds)
                     target = record.steps if steps else int(1000 * fraction)
                     task.advance(max(0, target - shown))
                     shown = max(shown, target)
@@ -129,8 +129,7 @@ class Trainer:
     def keep_best(self) -> None:
         """Give the head the weights that draft best on held-out answers: the last, their average, or the first."""
         weights = self.head.weights
-        known = {"averaged": self.average.values, "last": weights, "first": self.began_with}
-        choices = {name: {key: value.detach().clone() for key, value in known[name].items()} for name in known}
+        choices = {"averaged": self.average.values, "last": copied(weights), "first": self.began_with}
         rates: dict[str, float] = {}
         for name, values in choices.items():
             with weights_replaced(weights, values):
@@ -265,7 +264,8 @@ class Trainer:
         """Go on from a checkpoint, when there is one."""
         if not file.is_file():
             return
-        state = torch.load(file, map_location=self.head.target.device, weights_only=True)
+        with sound(file.parent):
+            state = torch.load(file, map_location=self.head.target.device, weights_only=True)
         if "optimisers" not in state:
             raise ForerunError(
                 f"{file.parent} holds a run of an earlier version: delete it, or give another --work folder"

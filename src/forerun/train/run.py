@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.device import named_device
 from forerun.errors import ForerunError
 from forerun.progress import NullProgress, Progress
 from forerun.text.chat import encode_prompt
@@ -21,7 +24,7 @@ from forerun.train.chain import fused_chain, fused_works, plain_chain
 from forerun.train.data import Writer
 from forerun.train.encode import Encoder
 from forerun.train.figures import Asked, measure, rate_with_ids
-from forerun.train.generate import Answer
+from forerun.train.generate import Answer, share_of_memory
 from forerun.train.head import Head
 from forerun.train.loop import Record, Trainer
 from forerun.train.prompts.documents import folder_paragraphs
@@ -40,7 +43,6 @@ from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 GENERATION_SHARE = 0.85  # of the time for data; reading the features takes the rest
 FEATURE_SHARE = 0.68  # of the GPU memory that nobody else uses
-CPU_FEATURE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,16 @@ class Clock:
     """What is left of a run's minutes."""
 
     began: float  # by the monotonic clock
-    minutes: float | None  # for the whole run; None: as long as it takes
+    minutes: float  # for the whole run; infinite: as long as it takes
 
     @property
     def spent(self) -> float:
         """Seconds since the beginning."""
         return time.monotonic() - self.began
 
-    def left(self, share: float) -> float | None:
+    def left(self, share: float) -> float:
         """Seconds until this share of the run is over."""
-        return None if self.minutes is None else share * 60 * self.minutes - self.spent
+        return share * 60 * self.minutes - self.spent
 
 
 def train_head(
@@ -79,18 +81,19 @@ def train_head(
 
     `began`: when the run's minutes began, by the monotonic clock; now, unless given.
     """
-    clock = Clock(time.monotonic() if began is None else began, settings.minutes)
+    minutes = math.inf if settings.minutes is None else settings.minutes
+    clock = Clock(time.monotonic() if began is None else began, minutes)
     progress = progress or NullProgress()
     where = pick_device(device)
     _set_up_torch(where, settings.seed)
     _check_texts(texts, prompts)
-    work = work or out.with_name(out.name + ".work")
+    work = work or Path(f"{os.path.abspath(out)}.work")  # "." has no name of its own
     folder = find(model, progress=progress)
     make_folders(out, work)
     target = load_target(folder, where)
     start = load_start(target, settings, log)
     tokenizer = load_tokenizer(folder)
-    encoder, ends = Encoder(tokenizer), stop_token_ids(folder, tokenizer)
+    encoder, ends = Encoder(tokenizer, target.config.vocab), stop_token_ids(folder, tokenizer)
     questions = read_evaluation(evaluation)
     asked = _askable(questions, encoder, target.config.context - settings.evaluation_tokens, log)
     log(f"loaded {folder.name} on {where}, {clock.spent:.0f} s")
@@ -103,7 +106,8 @@ def train_head(
     check_recipe(work, {"model": model} | settings.recipe() | data)
     overlap = Overlap(text_of(question.prompt) for question in questions)
     writer = Writer(target, encoder, ends, settings, overlap, progress, log)
-    limit = (settings.feature_bytes or _feature_bytes(where)) // FeatureStore.bytes_per_token(target, head.taps)
+    room = settings.feature_bytes or share_of_memory(where, FEATURE_SHARE)
+    limit = room // FeatureStore.bytes_per_token(target, head.taps)
     answers, sources = _answers(writer, work, prompts, texts, clock.left(GENERATION_SHARE * settings.data_share), limit)
     store = FeatureStore(target, head.taps, answers)
     with progress.task("reading the answers", len(answers)) as task:
@@ -115,8 +119,8 @@ def train_head(
     # What the target nearly said counts as well: answers to prompts of few kinds lack many ordinary words.
     frequency = token_frequency(answers, target.config.vocab).to(where) + store.mass
     trainer = Trainer(head, store, frequency, settings, log)
-    seconds = clock.left(1 - settings.evaluation_share)
-    record = trainer.run(None if seconds is None else max(seconds, 1.0), work / CHECKPOINT, progress, stop_after)
+    seconds = max(clock.left(1 - settings.evaluation_share), 1.0)
+    record = trainer.run(seconds, work / CHECKPOINT, progress, stop_after)
     trainer.keep_best()
     round_as_saved(head)  # the figures are those of what is saved
     log(f"trained {record.steps} steps, {clock.spent:.0f} s")
@@ -148,16 +152,8 @@ def _check_texts(texts: Path | None, prompts: Sequence[Path]) -> None:
 def pick_device(name: str) -> torch.device:
     """`auto`: a CUDA device when there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ForerunError(f"unknown device {name!r}: use auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ForerunError(f"a head is trained on cpu or cuda, not on {device.type}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ForerunError("no CUDA device was found: use --device cpu")
-    return device
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return named_device(name, ("cpu", "cuda"))
 
 
 def _attention(target: Target, log: Callable[[str], None]) -> Any:
@@ -238,7 +234,7 @@ def _askable(questions: Sequence[Question], encoder: Encoder, most: int, log: Ca
             ids = encode_prompt(encoder.tokenizer, question.prompt)
         except ForerunError:
             continue
-        if len(ids) <= most:
+        if len(ids) <= most and max(ids) < encoder.vocab:
             found.append(Asked(question, ids))
     if not found:
         raise ForerunError("the model can be asked no evaluation prompt: give short ones, as text, with --evaluation")
@@ -252,7 +248,7 @@ def _answers(
     work: Path,
     prompts: Sequence[Path],
     texts: Path | None,
-    seconds: float | None,
+    seconds: float,
     token_limit: int,
 ) -> tuple[list[Answer], dict[str, int]]:
     """Answers of an earlier part of the run, or new ones."""
@@ -271,13 +267,6 @@ def _answers(
     sources = dict(writer.sources)
     keep_answers(work, writer.answers, sources)
     return writer.answers, sources
-
-
-def _feature_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return CPU_FEATURE_BYTES
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(FEATURE_SHARE * (torch.cuda.mem_get_info(device)[0] + held))
 
 
 def _describe(

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from forerun.draft.head import DRAFT_VOCABULARY
 from forerun.kernels.matrix import Rounded, Weight, round_to_int8
 from forerun.train.head import LAYER, Head
 from forerun.weights.checkpoint import SCALE
 from forerun.weights.fingerprint import fingerprint
 from forerun.weights.folder import save_tensors
-from forerun.weights.heads import FORMAT, VERSION, WEIGHTS
-
-COPIED = ("model_type", "hidden_size", "vocab_size", "num_hidden_layers")
+from forerun.weights.heads import FORMAT, VERSION, WEIGHTS, shape_of
 
 
 def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[str, Any], card: str) -> None:
@@ -35,13 +35,12 @@ def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[st
         else:
             tensors[name] = stored.cpu().contiguous()
     if draft_vocab is not None:
-        tensors["mtp.draft_vocab"] = draft_vocab.to("cpu", torch.int64).sort().values.contiguous()
+        tensors[DRAFT_VOCABULARY] = draft_vocab.to("cpu", torch.int64).sort().values.contiguous()
     beside = out / (WEIGHTS + ".part")
     save_tensors(tensors, beside)
-    beside.chmod(0o666 & ~_umask())  # safetensors leaves it to its owner alone
     os.replace(beside, out / WEIGHTS)
     (out / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (out / "README.md").write_text(card, encoding="utf-8")
+    (out / "README.md").write_text(card, encoding="utf-8", errors="replace")  # files may have any name
     (out / "config.json").write_text(json.dumps(head_config(head), indent=2) + "\n", encoding="utf-8")
 
 
@@ -59,17 +58,10 @@ def _stored(name: str, tensor: Tensor) -> Weight:
     return tensor.bfloat16()
 
 
-def _umask() -> int:
-    """Which permissions new files of this process do not get; it can only be read by setting it."""
-    held = os.umask(0o077)
-    os.umask(held)
-    return held
-
-
 def head_config(head: Head) -> dict[str, Any]:
     """What a loader must know: whose head it is, which layers it taps, and the shape of its layer."""
-    source, config, attention = head.target.checkpoint.config, head.config, head.target.attention
-    target = {"hash": fingerprint(head.target.checkpoint)} | {name: source[name] for name in COPIED}
+    checkpoint, config, attention = head.target.checkpoint, head.config, head.target.attention
+    target = {"hash": fingerprint(checkpoint)} | asdict(shape_of(checkpoint))
     layer = {
         "num_attention_heads": config.layout.heads,
         "num_key_value_heads": config.layout.kv_heads,

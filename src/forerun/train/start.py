@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.draft.head import DRAFT_VOCABULARY, draft_vocabulary
 from forerun.errors import ForerunError
 from forerun.train.head import Head
 from forerun.train.settings import Settings
 from forerun.train.target import Target
 from forerun.weights.checkpoint import Checkpoint
-from forerun.weights.heads import HeadFolder, find_head
+from forerun.weights.config_reader import ConfigReader
+from forerun.weights.heads import find_head
 
-VOCABULARY = "mtp.draft_vocab"
 TOLD = ("optimiser", "steps", "positions", "seconds", "rate")
 
 
@@ -36,7 +37,7 @@ class Start:
         """Give a head these weights, or say which of them does not fit. A wider one drafts the same at first."""
         shapes, generator = head.shapes(self.intermediate), torch.Generator().manual_seed(seed)
         stored = {name: self.checkpoint.floats(name, shape) for name, shape in shapes.items()}
-        self.checkpoint.finish(lambda name: name == VOCABULARY)
+        self.checkpoint.finish(lambda name: name == DRAFT_VOCABULARY)
         head.load({name: head.widened(name, tensor, generator) for name, tensor in stored.items()})
 
 
@@ -52,31 +53,15 @@ def load_start(target: Target, settings: Settings, log: Callable[[str], None]) -
     where = f"--start-from {settings.start_from}"
     if settings.taps is not None and settings.taps != folder.taps:
         raise ForerunError(f"{where}: the head taps layers {_list(folder.taps)}, not {_list(settings.taps)}")
-    width = _width(folder, target)
+    layer = ConfigReader(folder.layer, f"the MTP head {folder.path}", "layer.")
+    width = layer.integer("intermediate_size", target.feed_forward.inner)
     if settings.intermediate is not None and settings.intermediate < width:
         raise ForerunError(
             f"{where}: the head's feed-forward width is {width}, which can grow but not shrink to "
             f"{settings.intermediate}"
         )
-    checkpoint = folder.open()
-    return Start(folder.taps, width, checkpoint, _draft_vocab(checkpoint, target.config.vocab), _history(folder.path))
-
-
-def _draft_vocab(checkpoint: Checkpoint, vocab: int) -> Tensor | None:
-    if not checkpoint.has(VOCABULARY):
-        return None
-    ids = checkpoint.integers(VOCABULARY).to(torch.int64)
-    rising = ids.ndim == 1 and len(ids) > 0 and bool((ids.diff() > 0).all())
-    if not rising or int(ids[0]) < 0 or int(ids[-1]) >= vocab:
-        raise ForerunError(f"{checkpoint.path}: {VOCABULARY} must be ascending token ids below {vocab}")
-    return ids
-
-
-def _width(folder: HeadFolder, target: Target) -> int:
-    width = folder.layer.get("intermediate_size", target.feed_forward.inner)
-    if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-        raise ForerunError(f"the MTP head {folder.path}: intermediate_size must be a positive integer")
-    return width
+    checkpoint, vocab = folder.open(), target.config.vocab
+    return Start(folder.taps, width, checkpoint, draft_vocabulary(checkpoint, vocab, vocab), _history(folder.path))
 
 
 def _history(folder: Path) -> list[dict[str, Any]]:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
+
+import torch
 
 from forerun.errors import ForerunError
 from forerun.train.data import load_answers, save_answers
@@ -19,28 +24,41 @@ def make_folders(out: Path, work: Path) -> None:
     for flag, folder in (("--out", out), ("--work", work)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            held = [file.name for file in out.iterdir()]
+            if held and not any(name.startswith(WEIGHTS) for name in held):
+                raise ForerunError(f"--out {out} holds other files than a head's: name a new folder")
+            TemporaryFile(dir=folder).close()  # an old folder may be somebody else's
         except OSError as error:
             raise ForerunError(f"{flag} {folder}: {error.strerror}; name another folder") from error
-    held = [file.name for file in out.iterdir()]
-    if held and not any(name.startswith(WEIGHTS) for name in held):
-        raise ForerunError(f"--out {out} holds other files than a head's: name a new folder")
 
 
 def check_recipe(work: Path, chosen: dict[str, Any]) -> None:
     """Refuses to go on with other settings or data than the run began with."""
-    recipe = json.dumps(chosen, sort_keys=True, indent=1)
+    recipe = json.dumps(chosen, sort_keys=True, indent=1).encode()
     file = work / RECIPE
     begun = any(path.name != RECIPE for path in work.iterdir())  # a recipe alone protects nothing
-    if begun and file.is_file() and file.read_text(encoding="utf-8") != recipe:
+    if begun and file.is_file() and file.read_bytes() != recipe:
         raise ForerunError(f"{work} holds a run with other settings or data: delete it, or give another --work folder")
-    file.write_text(recipe, encoding="utf-8")
+    file.write_bytes(recipe)
 
 
 def kept_answers(work: Path) -> tuple[list[Answer], dict[str, int]] | None:
     """Answers of an earlier part of the run and where their prompts came from; None when there are none."""
     if not (work / ANSWERS).is_file():
         return None
-    return load_answers(work / ANSWERS), json.loads((work / SOURCES).read_text(encoding="utf-8"))
+    with sound(work):
+        return load_answers(work / ANSWERS), json.loads((work / SOURCES).read_text(encoding="utf-8"))
+
+
+@contextmanager
+def sound(work: Path) -> Iterator[None]:
+    """What is kept may have been damaged, by a power cut for example: whatever its readers raise is one line."""
+    try:
+        yield
+    except torch.OutOfMemoryError:  # which is not the folder's fault
+        raise
+    except Exception as error:
+        raise ForerunError(f"{work} holds a run that is damaged: delete it, or give another --work folder") from error
 
 
 def keep_answers(work: Path, answers: list[Answer], sources: dict[str, int]) -> None:

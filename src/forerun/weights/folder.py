@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,18 +121,28 @@ def _no_weights(folder: Path, safetensors: list[str], present: list[str]) -> str
     return f"{folder} holds no weights (model.safetensors or {INDEX})"
 
 
-def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """As safetensors. What the system refuses is an OSError, as it is for every other file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+@contextmanager
+def system_errors(file: Path) -> Iterator[None]:
+    """What the system refuses inside the block is an OSError, as it is for every other file.
 
+    Libraries written in Rust tell such errors from their own by their text alone.
+    """
     try:
-        save_file(dict(tensors), file, metadata={"format": "pt"})
-    except SafetensorError as error:
-        code = re.search(r"\(os error (\d+)\)", str(error))  # it tells the system's errors from its own in no other way
+        yield
+    except Exception as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(file)) from error
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """As safetensors, which leaves the file to its owner alone: it gets the permissions of every other new file."""
+    from safetensors.torch import save_file
+
+    with system_errors(file):
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    _set_mode(file, 0o666)
 
 
 def save_in_files(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> tuple[int, int]:
@@ -180,6 +190,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         for file in work.iterdir():  # a power cut cannot leave a complete-looking folder of empty files
             with file.open("rb+") as stream:
                 os.fsync(stream.fileno())
+        _set_mode(work, 0o777)  # as mkdir makes it; a temporary folder is its owner's alone
         if target.exists():
             target.rmdir()
         os.rename(work, target)
@@ -187,6 +198,14 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _set_mode(path: Path, most: int) -> None:
+    """The permissions that new files of this process get of these."""
+    mask = os.umask(0o077)  # it can only be read by setting it
+    os.umask(mask)
+    with suppress(OSError):  # some file systems have no permissions
+        path.chmod(most & ~mask)
+
+
 def write_json(file: Path, value: object) -> None:
-    """Readable, in UTF-8."""
-    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Readable; ASCII alone, since names of files and texts of strangers may hold what UTF-8 cannot say."""
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -168,7 +168,7 @@ def llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
     return result
 
 
-def huggingface_name(name: str, layers: int, where: str, architecture: str = "") -> str:
+def huggingface_name(name: str, layers: int, where: str, architecture: str) -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
     top, parts = TOP_NAMES, LAYER_NAMES
     if architecture in GEMMA:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import shutil
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from forerun.weights.gguf_tokenizer import generation_config, write_tokenizer
 FORMAT = 4  # raise it when the conversion changes, and every cached folder is made again
 MANIFEST = "forerun.json"
 HASHED_BYTES = 2**20
+LEFTOVER = re.compile(r"\.(.+-[0-9a-f]{16})\.[^.]+")  # see `_cache_name` and `new_folder`
 
 
 def convert_gguf(file: Path, home: Path, progress: Progress | None = None) -> Path:
     """The folder with the converted model; made on the first call, found again by later ones within milliseconds."""
     cache = home / "gguf"
+    folder = cache / _cache_name(file)
     try:
-        folder = cache / _cache_name(file)
         if _is_complete(folder):
             return folder
         return _convert_once(file, folder, progress or NullProgress())
@@ -50,8 +52,7 @@ def _convert_once(file: Path, folder: Path, progress: Progress) -> Path:
     with FileLock(folder.with_name(folder.name + ".lock")):
         if _is_complete(folder):  # another process made it while this one waited
             return folder
-        for leftover in folder.parent.glob(f".{folder.name}.*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        _remove_leftovers(folder)
         with new_folder(folder) as work:
             _write(file, work, progress)
             if folder.name != _cache_name(file):
@@ -79,9 +80,12 @@ def _write(file: Path, work: Path, progress: Progress) -> None:
 
 def _cache_name(file: Path) -> str:
     """A readable stem and the source's identity: size, time of change and a hash of its beginning."""
-    status = file.stat()
-    with file.open("rb") as stream:
-        beginning = stream.read(HASHED_BYTES)
+    try:
+        status = file.stat()
+        with file.open("rb") as stream:
+            beginning = stream.read(HASHED_BYTES)
+    except OSError as error:
+        raise ForerunError(f"cannot read {file}: {error.strerror}") from error
     identity = f"{FORMAT} {status.st_size} {status.st_mtime_ns} ".encode() + beginning
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.stem)[:60].lstrip(".")
     return f"{stem}-{hashlib.sha256(identity).hexdigest()[:16]}"
@@ -92,17 +96,33 @@ def _is_complete(folder: Path) -> bool:
     try:
         files = _manifest(folder)["files"]
         return all((folder / name).stat().st_size == size for name, size in files.items())
-    except (OSError, KeyError, AttributeError, TypeError):
+    except (OSError, KeyError, AttributeError, TypeError, ValueError):
         return False
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     """What was noted when the folder was made; nothing where that cannot be read."""
     try:
-        noted = json.loads((folder / MANIFEST).read_text())
+        noted = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return noted if isinstance(noted, dict) else {}
+
+
+def _remove_leftovers(made: Path) -> None:
+    """What interrupted conversions left behind, of any file: as large as a model, and used by nobody.
+
+    The lock of `made` is held; another one that can be had is that of a conversion which ended.
+    """
+    from filelock import FileLock, Timeout
+
+    for leftover in made.parent.iterdir():
+        if not (found := LEFTOVER.fullmatch(leftover.name)):
+            continue
+        name = found[1]
+        lock = nullcontext() if name == made.name else FileLock(made.with_name(f"{name}.lock"), timeout=0)
+        with suppress(Timeout), lock:
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _remove_older(file: Path, made: Path) -> None:

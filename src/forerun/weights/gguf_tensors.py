@@ -33,8 +33,7 @@ def write_tensors(header: GgufHeader, source: Path, folder: Path, config: dict[s
 
     def converted() -> Iterator[tuple[str, torch.Tensor]]:
         for tensor, name in zip(kept, names, strict=True):
-            values = _read(_bytes(source), tensor, source)
-            yield name, _rows_in_order(values, tensor.name, architecture, config, str(source))
+            yield name, _rows_in_order(_read(tensor, source), tensor.name, architecture, config, str(source))
             task.advance(tensor.size)
 
     with progress.task("converting GGUF", total=sum(tensor.size for tensor in kept)) as task:
@@ -49,31 +48,24 @@ def converted_bytes(header: GgufHeader) -> int:
 def read_rope_factors(header: GgufHeader, source: Path) -> list[float] | None:
     """The content of rope_freqs.weight, which Llama 3.1 files carry in place of their rope scaling."""
     tensor = next((tensor for tensor in header.tensors if tensor.name == ROPE_FACTORS), None)
-    return None if tensor is None else _read(_bytes(source), tensor, source).float().flatten().tolist()
+    return None if tensor is None else _read(tensor, source).float().flatten().tolist()
 
 
-def _bytes(source: Path) -> np.ndarray[Any, Any]:
-    """The whole file, read where it is touched."""
-    import numpy as np
-
-    return np.memmap(source, dtype=np.uint8, mode="r")
-
-
-def _read(data: np.ndarray[Any, Any], tensor: GgufTensor, source: Path) -> torch.Tensor:
+def _read(tensor: GgufTensor, source: Path) -> torch.Tensor:
     """The values of a tensor, all of them finite."""
-    values = _values(data, tensor, source)
+    values = _values(tensor, source)
     if not bool(values.isfinite().all()):
         raise ForerunError(f"{source} is damaged: tensor {tensor.name} holds infinity or NaN; download it again")
     return values
 
 
-def _values(data: np.ndarray[Any, Any], tensor: GgufTensor, source: Path) -> torch.Tensor:
+def _values(tensor: GgufTensor, source: Path) -> torch.Tensor:
     """Floats as stored; quantised values as float16, or float32 where float16 would overflow."""
     import numpy as np
     import torch
     from gguf import GGMLQuantizationType
 
-    raw = data[tensor.offset : tensor.offset + tensor.size]
+    raw = np.memmap(source, dtype=np.uint8, mode="r", offset=tensor.offset, shape=tensor.size)
     kind = GGMLQuantizationType(tensor.kind)
     if kind == GGMLQuantizationType.BF16:
         return torch.from_numpy(raw.view(np.int16).reshape(tensor.shape).copy()).view(torch.bfloat16)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError, first_line
+from forerun.weights.folder import system_errors, write_json
 from forerun.weights.gguf_header import GgufHeader
 from forerun.weights.gguf_metadata import Metadata
 from forerun.weights.tokenizer import check_template
@@ -36,7 +37,8 @@ def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: 
         raise ForerunError(f"{source}: its tokenizer has {len(tokenizer)} tokens, its embedding only {vocab_size} rows")
     _set_splitter(tokenizer, header, source)
     _set_first_space(tokenizer, header)
-    tokenizer.save_pretrained(folder)
+    with system_errors(folder):
+        tokenizer.save_pretrained(folder)
     _tidy(folder / "tokenizer_config.json")
     return tokenizer
 
@@ -122,6 +124,5 @@ def _known_to_transformers() -> frozenset[str]:
 
 def _tidy(file: Path) -> None:
     """Drops what the loader noted about itself."""
-    settings = json.loads(file.read_text())
-    kept = {key: value for key, value in settings.items() if key not in LOADER_LEFTOVERS}
-    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    write_json(file, {key: value for key, value in settings.items() if key not in LOADER_LEFTOVERS})

@@ -28,7 +28,7 @@ def is_offline() -> bool:
     )
 
 
-def from_hub(model: str, progress: Progress, offline: bool) -> Path:
+def from_hub(model: str, progress: Progress) -> Path:
     """The local folder of `org/name` or `org/name@revision`; a complete copy in the hub cache needs no network."""
     match = HUB_ID.fullmatch(model)
     assert match is not None, "the caller checks the form"
@@ -36,7 +36,7 @@ def from_hub(model: str, progress: Progress, offline: bool) -> Path:
     cached = _cached(hub_id, revision)
     if cached is not None:
         return cached
-    if offline:
+    if is_offline():
         raise ForerunError(
             f"{model}: no such folder, and the hub cache has no complete copy; "
             "offline mode (HF_HUB_OFFLINE) keeps it from being downloaded"

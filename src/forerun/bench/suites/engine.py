@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import forerun
+from forerun.bench.child_server import PROGRAM
 from forerun.bench.peers import TransformersPeer
 from forerun.bench.statistics import Turns
 from forerun.bench.timing import wall_seconds
@@ -138,8 +139,7 @@ class Bench:
 
 def second_start() -> float:
     """Seconds of a whole `forerun generate` with everything cached."""
-    program = "from forerun.cli.main import run; run()"
-    command = [sys.executable, "-c", program, "generate", "-p", "Hi", "-n", "1", "--quiet"]
+    command = [sys.executable, "-c", PROGRAM, "generate", "-p", "Hi", "-n", "1", "--quiet"]
     return min(wall_seconds(lambda: subprocess.run(command, check=True, capture_output=True)) for _ in range(3))
 
 

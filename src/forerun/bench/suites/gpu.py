@@ -48,6 +48,7 @@ from forerun.weights.find import find
 CONTEXT = 2048
 DRAFT_VOCABULARY = 32768
 PROMPT = 100
+STEPS = 40  # rounds that are timed together
 SUBJECTS = ("Qwen3.5-4B", "Llama-8B", "smollm2")
 PEERS = {"none": [], "eager": ["eager"], "best": ["eager", "best"]}
 GREEDY = SamplingParams()
@@ -120,18 +121,16 @@ def stop(engine: Engine) -> None:
         engine.release(sequence)
 
 
-def rounds_of(
-    engine: Engine, draft: str, depth: int | None, sampling: SamplingParams = GREEDY, steps: int = 200
-) -> tuple[float, float]:
+def rounds_of(engine: Engine, draft: str, depth: int | None, sampling: SamplingParams = GREEDY) -> tuple[float, float]:
     """Wall seconds of a round in the engine, and device seconds of its graph alone."""
     running(engine, draft, depth, sampling)
     walls = []
     for _ in range(5):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        for _ in range(steps // 5):
+        for _ in range(STEPS):
             engine.step()
-        walls.append((time.perf_counter() - began) / (steps // 5))
+        walls.append((time.perf_counter() - began) / STEPS)
     engine.settle()
     drafts = depth or 0
     shape = Shape(1, 1 + drafts, draft in ("mtp", "assistant"), sampling.filtered, sampling.needs_edits, drafts)

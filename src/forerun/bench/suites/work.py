@@ -11,10 +11,12 @@ import torch
 import forerun
 from forerun.bench.peers import PEERS
 from forerun.bench.runner import Cell, Runner, arms_of
-from forerun.bench.workloads import load_workloads
+from forerun.bench.workloads import Workload, load_workloads
+from forerun.errors import ForerunError
 from forerun.inspection import exactness_cost
 from forerun.language_model import LanguageModel
 from forerun.progress import Progress
+from forerun.text.chat import encode_prompt
 
 PAIRS = 5  # prompts of each workload, and so pairs with plain decoding, unless all are asked for
 
@@ -42,10 +44,25 @@ def run_bench(
     if not full:
         chosen = [workload.sample(PAIRS) for workload in chosen]
     loaded = forerun.load(model, progress=progress, **loading)
+    for workload in chosen:
+        check_prompts(loaded, workload)
     others = [PEERS[name](model, loaded) for name in peers]
     price = lowest_price(loaded)
     runner = Runner(loaded, arms_of(loaded), others, price or 1.0, progress)
     return BenchReport(runner.measure(chosen, temperatures), price)
+
+
+def check_prompts(model: LanguageModel, workload: Workload) -> None:
+    """What the model cannot be asked is found out before a quarter of an hour of measuring, not in the middle."""
+    try:
+        longest = max(len(encode_prompt(model.tokenizer, prompt.content)) for prompt in workload.prompts)
+    except ForerunError as error:
+        raise ForerunError(f"workload {workload.name}: {error}; choose others with -w") from error
+    if longest >= (context := model.engine.context):
+        raise ForerunError(
+            f"workload {workload.name} has a prompt of {longest} tokens, and the context holds {context}: "
+            "choose others with -w"
+        )
 
 
 def lowest_price(model: LanguageModel) -> float | None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from forerun.train.prompts.phrases import Phrases, capitalised, read_rules
 
 PASSAGES, READING = read_rules("passages"), read_rules("reading")
+MOST = 1400  # characters of an excerpt
 
 
 def reading_prompt(chance: random.Random) -> str:
@@ -53,13 +54,13 @@ def long_text(paragraphs: Sequence[str], chance: random.Random) -> str:
     return "\n\n".join(held)
 
 
-def excerpt(paragraphs: Sequence[str], chance: random.Random, most: int = 1400) -> str:
-    """A few paragraphs in a row, at most so many characters."""
+def excerpt(paragraphs: Sequence[str], chance: random.Random) -> str:
+    """A few paragraphs in a row, 300 to 1400 characters if there are as many."""
     start = chance.randrange(len(paragraphs))
-    wanted = chance.choice((300, 500, 700, 1000, most))
+    wanted = chance.choice((300, 500, 700, 1000, MOST))
     text = paragraphs[start]
     for paragraph in paragraphs[start + 1 :]:
         if len(text) + len(paragraph) > wanted:
             break
         text += "\n\n" + paragraph
-    return text[:most]
+    return text[:MOST]
