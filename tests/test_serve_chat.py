@@ -193,6 +193,11 @@ def test_what_is_continued_is_echoed_whatever_it_was(address: str) -> None:
         assert whole(address, **body)["choices"][0]["message"]["content"] == f"Well, {TEXT}"
 
 
+def test_monitors_may_ask_for_the_health_alone(address: str) -> None:
+    asked = call(address, "/health", method="HEAD")
+    assert asked.status == 200 and not asked.text
+
+
 def test_request_ids_are_echoed_when_harmless(address: str) -> None:
     given = call(address, "/health", headers={"X-Request-Id": "abc-123"})
     assert given.headers["x-request-id"] == "abc-123"
