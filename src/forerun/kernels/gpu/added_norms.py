@@ -3,7 +3,6 @@
 Rounded wherever operations of their own would round.
 """
 
-import typing
 from collections.abc import Sequence
 
 import torch
@@ -20,38 +19,38 @@ MOST = 3  # norms of the sum
 
 
 @triton.jit
-def _normed(row: typing.Any, gain: typing.Any, eps: typing.Any, WIDTH: tl.constexpr, KIND: tl.constexpr) -> typing.Any:
+def _normed(row, gain, eps, WIDTH: tl.constexpr, KIND: tl.constexpr):
     """RMS norm of a row [BLOCK] in float32, rounded."""
     return (row * tl.rsqrt(tl.sum(row * row, axis=0) / WIDTH + eps) * gain).to(KIND).to(tl.float32)
 
 
 @triton.jit
-def _gain(weight: typing.Any, column: typing.Any, WIDTH: tl.constexpr) -> typing.Any:
+def _gain(weight, column, WIDTH: tl.constexpr):
     return tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _add_norm(
-    x: typing.Any,
-    weight: typing.Any,
-    before: typing.Any,
-    out: typing.Any,
-    own_norm: typing.Any,  # of x, where `other` is joined
-    other: typing.Any,
-    other_norm: typing.Any,
-    first_weight: typing.Any,  # of the norms of the sum, and where they go; None beyond the last
-    first: typing.Any,
-    second_weight: typing.Any,
-    second: typing.Any,
-    third_weight: typing.Any,
-    third: typing.Any,
-    eps: typing.Any,
-    factor: typing.Any,
-    x_stride: typing.Any,
-    before_stride: typing.Any,
+    x,
+    weight,
+    before,
+    out,
+    own_norm,  # of x, where `other` is joined
+    other,
+    other_norm,
+    first_weight,  # of the norms of the sum, and where they go; None beyond the last
+    first,
+    second_weight,
+    second,
+    third_weight,
+    third,
+    eps,
+    factor,
+    x_stride,
+    before_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """One row. Weights are older than the kernel before this one, which may still run."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)

@@ -1,7 +1,5 @@
 """Gelu gates, in the form with tanh."""
 
-import typing
-
 import torch
 import triton
 import triton.language as tl
@@ -13,21 +11,13 @@ from forerun.kernels.gpu.overlap import after_previous, overlaps
 
 
 @triton.jit
-def gelu_exponent(x: typing.Any) -> typing.Any:
+def gelu_exponent(x):
     """u of gelu(x) = x / (1 + e^(-u)), in the form with tanh: 2 · √(2/π) · (x + 0.044715 · x³)."""
     return 1.5957691216057308 * (x + 0.044715 * x * x * x)
 
 
 @triton.jit
-def _gelu_gate(
-    gate: typing.Any,
-    x: typing.Any,
-    out: typing.Any,
-    gate_stride: typing.Any,
-    x_stride: typing.Any,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _gelu_gate(gate, x, out, gate_stride, x_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

@@ -3,8 +3,6 @@
 One program per row, per head of a row, or per block of columns of a row: the row count is the grid and nothing else.
 """
 
-import typing
-
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +16,7 @@ LONGEST_ROW = 16384  # that a norm holds in one program
 
 
 @triton.jit
-def _embed(tokens: typing.Any, table: typing.Any, out: typing.Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _embed(tokens, table, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     after_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -28,15 +26,7 @@ def _embed(tokens: typing.Any, table: typing.Any, out: typing.Any, WIDTH: tl.con
 
 
 @triton.jit
-def _rms_norm(
-    x: typing.Any,
-    weight: typing.Any,
-    out: typing.Any,
-    eps: typing.Any,
-    x_stride: typing.Any,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _rms_norm(x, weight, out, eps, x_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -48,9 +38,7 @@ def _rms_norm(
 
 
 @triton.jit
-def _silu_mul(
-    gate_up: typing.Any, out: typing.Any, stride: typing.Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _silu_mul(gate_up, out, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -62,16 +50,7 @@ def _silu_mul(
 
 
 @triton.jit
-def _sigmoid_gate(
-    x: typing.Any,
-    gate: typing.Any,
-    out: typing.Any,
-    x_stride: typing.Any,
-    gate_stride: typing.Any,
-    SHARED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _sigmoid_gate(x, gate, out, x_stride, gate_stride, SHARED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -87,17 +66,8 @@ def _sigmoid_gate(
 
 @triton.jit
 def _gated_norm(
-    x: typing.Any,
-    gate: typing.Any,
-    weight: typing.Any,
-    out: typing.Any,
-    eps: typing.Any,
-    x_stride: typing.Any,
-    gate_stride: typing.Any,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+    x, gate, weight, out, eps, x_stride, gate_stride, HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < SIZE
