@@ -8,13 +8,14 @@ import pytest
 import torch
 from engines import CPU, decoder, engine, pool_for, request, run
 from tiny import tiny_model
+from tiny_qwen import random_model, save_model
 from torch import Tensor
 
 import forerun
 from forerun.engine.probe import RowCounts, probe
 from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.interface import AttentionSpec, LayerPages, PassRows
-from forerun.kernels.matrix import Matrix
+from forerun.kernels.matrix import FloatMatrix, Matrix
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
@@ -113,4 +114,22 @@ def test_gated_products_are_tried_as_such(folder: Path) -> None:
             return out if len(x) < 20 else out.nextafter(torch.tensor(torch.inf))
 
     model = build(open_checkpoint(folder), Drifts(), CPU, torch.float32, NullProgress())
+    assert RowCounts(model).keep_bits(19) and not RowCounts(model).keep_bits(20)
+
+
+def test_a_matrix_of_floats_is_tried_beside_one_of_the_same_shape_in_8_bits(tmp_path: Path) -> None:
+    """A router is never quantised; here it has the shape of what its experts begin with."""
+
+    class FloatsDrift(ReferenceKernels):
+        def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+            out = super().linear(x, matrix, prefill)
+            drifts = matrix.shape[0] == 80 and isinstance(matrix, FloatMatrix) and len(x) >= 20
+            return out.nextafter(torch.tensor(torch.inf)) if drifts else out
+
+    folder = save_model(tmp_path, random_model(sparse=True, num_experts=80, moe_intermediate_size=40))
+    model = build(open_checkpoint(folder), FloatsDrift(quantize=True), CPU, torch.float32, NullProgress())
+    assert {type(matrix).__name__ for matrix in model.matrices() if matrix.shape[0] == 80} == {
+        "FloatMatrix",
+        "IntMatrix",
+    }
     assert RowCounts(model).keep_bits(19) and not RowCounts(model).keep_bits(20)

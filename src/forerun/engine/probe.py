@@ -84,11 +84,10 @@ class RowCounts:
         """All products, in a pass of so many rows."""
         if rows not in self._found:
             if not self._probes:
-                model, gated = self._model, {id(matrix) for matrix in self._model.gated_matrices()}
-                kinds = {(matrix.shape, id(matrix) in gated): matrix for matrix in model.matrices()}
+                model = self._model
                 self._probes = [
-                    ProductProbe(model.kernels, matrix, model.device, model.dtype, is_gated)
-                    for (_, is_gated), matrix in kinds.items()
+                    ProductProbe(model.kernels, matrix, model.device, model.dtype, gated)
+                    for matrix, gated in model.products()
                 ]
             self._found[rows] = all(probe.keeps_bits(rows) for probe in self._probes)
         return self._found[rows]

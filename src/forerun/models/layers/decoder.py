@@ -88,22 +88,18 @@ class Decoder:
             yield from layer.matrices()
 
     def matrices(self) -> list[Matrix]:
-        """One matrix of every shape that a pass multiplies with; the exactness probe tries each."""
-        return list(self._kinds().values())
+        """One matrix of every kind that a pass multiplies with."""
+        return [matrix for matrix, _ in self.products()]
 
-    def gated_matrices(self) -> list[Matrix]:
-        """Those among `matrices` that a pass multiplies with through `gated_linear`."""
-        return [matrix for (_, _, gated), matrix in self._kinds().items() if gated]
-
-    def _kinds(self) -> dict[tuple[type[Matrix], tuple[int, int], bool], Matrix]:
-        """The first matrix of each type and shape, those of gates and others apart."""
+    def products(self) -> list[tuple[Matrix, bool]]:
+        """The first matrix of each type and shape, those that go through `gated_linear` (True) and others apart."""
         kinds = {(type(self.head), self.head.shape, False): self.head}
         if self.per_layer is not None:
             kinds[type(self.per_layer.project), self.per_layer.project.shape, False] = self.per_layer.project
         for layer in self.layers:
             for matrix in layer.shapes():
                 kinds.setdefault((type(matrix), matrix.shape, matrix is layer.feed_forward.gated), matrix)
-        return kinds
+        return [(matrix, gated) for (_, _, gated), matrix in kinds.items()]
 
     def forward(self, batch: Pass) -> Output:
         """Run all rows; each sequence's pages and state take part."""
