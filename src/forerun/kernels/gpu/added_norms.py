@@ -10,9 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.gpu.guard import on_its_device
-from forerun.kernels.gpu.norms import LONGEST_ROW, warps_for
-from forerun.kernels.gpu.overlap import after_previous, overlaps
+from forerun.kernels.gpu.norms import LONGEST_ROW, on_heads
+from forerun.kernels.gpu.overlap import after_previous
 from forerun.kernels.interface import Joined
 
 MOST = 3  # norms of the sum
@@ -85,7 +84,6 @@ def _add_norm(
         tl.store(third + place, _normed(total, third_gain, eps, WIDTH, kind).to(kind), mask=inside)
 
 
-@on_its_device
 def add_norm(
     x: Tensor,
     weight: Tensor,
@@ -103,24 +101,9 @@ def add_norm(
     assert width <= LONGEST_ROW and x.stride(1) == 1 and before.stride(1) == 1 and len(then) <= MOST
     assert joined is None or joined.other.is_contiguous()
     out, *normed = (torch.empty(rows, width, dtype=x.dtype, device=x.device) for _ in range(1 + len(then)))
-    if rows:
-        block = triton.next_power_of_2(width)
-        pairs = [part for pair in zip(then, normed, strict=True) for part in pair]
-        _add_norm[(rows,)](
-            x,
-            weight,
-            before,
-            out,
-            *((None, None, None) if joined is None else (joined.norm, joined.other, joined.other_norm)),
-            *pairs,
-            *[None] * (2 * MOST - len(pairs)),
-            eps,
-            factor,
-            x.stride(0),
-            before.stride(0),
-            width,
-            block,
-            num_warps=warps_for(block),
-            launch_pdl=overlaps(x.device),
-        )
+    own = (None, None, None) if joined is None else (joined.norm, joined.other, joined.other_norm)
+    pairs = [part for pair in zip(then, normed, strict=True) for part in pair]
+    sums = *pairs, *[None] * (2 * MOST - len(pairs))
+    strides = x.stride(0), before.stride(0)
+    on_heads(_add_norm, out, width, x, weight, before, out, *own, *sums, eps, factor, *strides)
     return (out, *normed)

@@ -5,9 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.gpu.guard import on_its_device
-from forerun.kernels.gpu.norms import COLUMNS, blocks_of
-from forerun.kernels.gpu.overlap import after_previous, overlaps
+from forerun.kernels.gpu.norms import on_columns
+from forerun.kernels.gpu.overlap import after_previous
 
 
 @triton.jit
@@ -28,15 +27,8 @@ def _gelu_gate(gate, x, out, gate_stride, x_stride, WIDTH: tl.constexpr, BLOCK: 
     tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)
 
 
-@on_its_device
 def gelu_gate(gate: Tensor, x: Tensor) -> Tensor:
     """gelu(gate) · x, both [rows, width]; either may be a slice of columns."""
-    rows, width = gate.shape
     assert gate.stride(1) == 1 and x.stride(1) == 1 and x.shape == gate.shape
-    out = torch.empty(rows, width, dtype=gate.dtype, device=gate.device)
-    if rows:
-        strides = gate.stride(0), x.stride(0)
-        _gelu_gate[blocks_of(rows, width)](
-            gate, x, out, *strides, width, COLUMNS, num_warps=4, launch_pdl=overlaps(out.device)
-        )
-    return out
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    return on_columns(_gelu_gate, out, gate, x, out, gate.stride(0), x.stride(0))
