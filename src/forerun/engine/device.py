@@ -74,21 +74,15 @@ class DeviceExecutor(HostExecutor):
         pages = target.tables[0].shape[1]
         self.slots = BatchSlots(BATCH_SIZES[-1], pages, pool, drafters, target.graphs.capture)
         self.half = self.slots.half
+        # Drafts that never leave the device; those of the host would make every slot wait for them.
+        self.batch_arm = None if self.half is None else self.half.name
         self.rounds = RoundGraphs(target.decoder, self.slots, target.graphs)
         self._aside: dict[int, int] = {}  # sequence → rounds that the host decides for it
         # The results and the times of two rounds: one under way, one that is being delivered.
         cuda = pool.device.type == "cuda"
-        self._results = [self._host_result() for _ in range(2)]
+        room = BATCH_SIZES[-1] * (WIDEST + 2)
+        self._results = [torch.zeros(room, dtype=torch.int64, pin_memory=cuda) for _ in range(2)]
         self._events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else [] for _ in range(2)]
-
-    def _host_result(self) -> Tensor:
-        result = torch.zeros(BATCH_SIZES[-1] * (WIDEST + 2), dtype=torch.int64)
-        return result.pin_memory() if self.pool.device.type == "cuda" else result
-
-    @property
-    def batch_arm(self) -> str | None:
-        """Drafts that never leave the device; those of the host would make every slot wait for them."""
-        return None if self.half is None else self.half.name
 
     def costs_of(self, sequences: list[Sequence]) -> CostTable:
         """Rounds that the host runs have a table of their own."""
