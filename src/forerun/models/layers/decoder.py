@@ -13,7 +13,7 @@ from forerun.kernels.interface import Kernels
 from forerun.kernels.matrix import Matrix, Rounded, Weight
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.layer import Layer, norms_after
-from forerun.models.layers.loader import Loader, refuse_mlx, rounded
+from forerun.models.layers.loader import Loader, embedding_table, refuse_mlx, rounded
 from forerun.models.layers.mtp import MtpHead, native_head
 from forerun.models.layers.rope import RopeTables
 from forerun.models.layers.rows import Output, Pass
@@ -151,11 +151,6 @@ class Decoder:
     def native_head(self) -> MtpHead | None:
         """The head the checkpoint came with; None when it never had one, an error when it was lost or does not fit."""
         return native_head(self._loader, self.embedding, self.head)
-
-
-def embedding_table(stored: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """On a GPU in the precision of activations; on a CPU as stored, mapped from the file."""
-    return stored.to(device) if device.type == "cpu" else stored.to(device, dtype)
 
 
 def has_own_output(checkpoint: Checkpoint, embedding: Tensor) -> bool:
