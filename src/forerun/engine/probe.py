@@ -6,12 +6,13 @@ Ordinary random data hides a changed order of summation, so products are tried o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
-from forerun.kernels.interface import Kernels
+from forerun.kernels.interface import Activation, Kernels
 from forerun.kernels.matrix import Matrix
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Target, make_pass
@@ -57,9 +58,16 @@ class ProductProbe:
     """One product: every row of it against the same row alone. Many rows are a few again and again."""
 
     def __init__(
-        self, kernels: Kernels, matrix: Matrix, device: torch.device, dtype: torch.dtype, gated: bool = False
+        self,
+        kernels: Kernels,
+        matrix: Matrix,
+        device: torch.device,
+        dtype: torch.dtype,
+        activation: Activation | None = None,
     ) -> None:
-        self._run, self._matrix = kernels.gated_linear if gated else kernels.linear, matrix
+        """`activation`: of a matrix that goes through `gated_linear`."""
+        gated = partial(kernels.gated_linear, activation=activation or "silu")
+        self._run, self._matrix = kernels.linear if activation is None else gated, matrix
         self._x = cancelling_rows(DIFFERENT, matrix.shape[1]).to(device, dtype)
         self._alone = torch.cat([self._run(row, matrix, prefill=False) for row in self._x.split(1)])
 
@@ -86,8 +94,8 @@ class RowCounts:
             if not self._probes:
                 model = self._model
                 self._probes = [
-                    ProductProbe(model.kernels, matrix, model.device, model.dtype, gated)
-                    for matrix, gated in model.products()
+                    ProductProbe(model.kernels, matrix, model.device, model.dtype, activation)
+                    for matrix, activation in model.products()
                 ]
             self._found[rows] = all(probe.keeps_bits(rows) for probe in self._probes)
         return self._found[rows]

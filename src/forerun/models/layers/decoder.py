@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from forerun.kernels.interface import Kernels
+from forerun.kernels.interface import Activation, Kernels
 from forerun.kernels.matrix import Matrix, Rounded, Weight
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.layer import Layer, norms_after
@@ -91,15 +91,18 @@ class Decoder:
         """One matrix of every kind that a pass multiplies with."""
         return [matrix for matrix, _ in self.products()]
 
-    def products(self) -> list[tuple[Matrix, bool]]:
-        """The first matrix of each type and shape, those that go through `gated_linear` (True) and others apart."""
-        kinds = {(type(self.head), self.head.shape, False): self.head}
+    def products(self) -> list[tuple[Matrix, Activation | None]]:
+        """The first matrix of each type and shape; those that go through `gated_linear` apart, by their activation."""
+        kinds: dict[tuple[type[Matrix], tuple[int, int], Activation | None], Matrix] = {}
+        kinds[type(self.head), self.head.shape, None] = self.head
         if self.per_layer is not None:
-            kinds[type(self.per_layer.project), self.per_layer.project.shape, False] = self.per_layer.project
+            kinds[type(self.per_layer.project), self.per_layer.project.shape, None] = self.per_layer.project
         for layer in self.layers:
+            network = layer.feed_forward
             for matrix in layer.shapes():
-                kinds.setdefault((type(matrix), matrix.shape, matrix is layer.feed_forward.gated), matrix)
-        return [(matrix, gated) for (_, _, gated), matrix in kinds.items()]
+                activation = network.activation if matrix is network.gated else None
+                kinds.setdefault((type(matrix), matrix.shape, activation), matrix)
+        return [(matrix, activation) for (_, _, activation), matrix in kinds.items()]
 
     def forward(self, batch: Pass) -> Output:
         """Run all rows; each sequence's pages and state take part."""
