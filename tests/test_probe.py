@@ -146,3 +146,12 @@ def test_gated_products_are_tried_with_the_activation_that_serves(tmp_path: Path
     folder = tiny_gemma(tmp_path, "31B")
     model = build(open_checkpoint(folder), GeluDrifts(), CPU, torch.float32, NullProgress())
     assert RowCounts(model).keep_bits(19) and not RowCounts(model).keep_bits(20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_half_precision_are_compared_by_numbers(folder: Path, dtype: torch.dtype) -> None:
+    """What overflows is not equal to itself: no width would pass."""
+    model = build(open_checkpoint(folder), ReferenceKernels(), CPU, dtype, NullProgress())
+    counts = RowCounts(model)
+    assert counts.keep_bits(16)
+    assert all(product._alone.isfinite().all() for product in counts._probes)

@@ -19,6 +19,7 @@ from forerun.models.layers.rows import Target, make_pass
 
 DIFFERENT = 17  # rows: no power of 2, so that each comes to every place in a tile
 HUGE = 2.0**18  # pairs of +HUGE and −HUGE cancel exactly only in one order of summation
+SHRUNK = 2.0**13  # by which rows are divided in float16, which ends at 65504: infinities would tell nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class ProductProbe:
         """`activation`: of a matrix that goes through `gated_linear`."""
         gated = partial(kernels.gated_linear, activation=activation or "silu")
         self._run, self._matrix = kernels.linear if activation is None else gated, matrix
-        self._x = cancelling_rows(DIFFERENT, matrix.shape[1]).to(device, dtype)
+        x = cancelling_rows(DIFFERENT, matrix.shape[1])
+        self._x = (x / SHRUNK if dtype == torch.float16 else x).to(device, dtype)
         self._alone = torch.cat([self._run(row, matrix, prefill=False) for row in self._x.split(1)])
 
     def keeps_bits(self, rows: int) -> bool:
