@@ -8,13 +8,15 @@ import pytest
 import torch
 from engines import CPU, decoder, engine, pool_for, request, run
 from tiny import tiny_model
+from tiny_gemma import tiny_gemma
+from tiny_qwen import random_model, save_model
 from torch import Tensor
 
 import forerun
 from forerun.engine.probe import RowCounts, probe
 from forerun.kernels.cpu import CpuKernels
-from forerun.kernels.interface import AttentionSpec, LayerPages, PassRows
-from forerun.kernels.matrix import Matrix
+from forerun.kernels.interface import Activation, AttentionSpec, LayerPages, PassRows
+from forerun.kernels.matrix import FloatMatrix, Matrix
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
@@ -108,9 +110,48 @@ def test_every_place_among_many_rows_is_tried(folder: Path) -> None:
 
 def test_gated_products_are_tried_as_such(folder: Path) -> None:
     class Drifts(ReferenceKernels):
-        def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
-            out = super().gated_linear(x, matrix, prefill)
+        def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
+            out = super().gated_linear(x, matrix, prefill, activation)
             return out if len(x) < 20 else out.nextafter(torch.tensor(torch.inf))
 
     model = build(open_checkpoint(folder), Drifts(), CPU, torch.float32, NullProgress())
     assert RowCounts(model).keep_bits(19) and not RowCounts(model).keep_bits(20)
+
+
+def test_a_matrix_of_floats_is_tried_beside_one_of_the_same_shape_in_8_bits(tmp_path: Path) -> None:
+    """A router is never quantised; here it has the shape of what its experts begin with."""
+
+    class FloatsDrift(ReferenceKernels):
+        def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+            out = super().linear(x, matrix, prefill)
+            drifts = matrix.shape[0] == 80 and isinstance(matrix, FloatMatrix) and len(x) >= 20
+            return out.nextafter(torch.tensor(torch.inf)) if drifts else out
+
+    folder = save_model(tmp_path, random_model(sparse=True, num_experts=80, moe_intermediate_size=40))
+    model = build(open_checkpoint(folder), FloatsDrift(quantize=True), CPU, torch.float32, NullProgress())
+    assert {type(matrix).__name__ for matrix in model.matrices() if matrix.shape[0] == 80} == {
+        "FloatMatrix",
+        "IntMatrix",
+    }
+    assert RowCounts(model).keep_bits(19) and not RowCounts(model).keep_bits(20)
+
+
+def test_gated_products_are_tried_with_the_activation_that_serves(tmp_path: Path) -> None:
+    class GeluDrifts(ReferenceKernels):
+        def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
+            out = super().gated_linear(x, matrix, prefill, activation)
+            drifts = activation == "gelu_tanh" and len(x) >= 20
+            return out.nextafter(torch.tensor(torch.inf)) if drifts else out
+
+    folder = tiny_gemma(tmp_path, "31B")
+    model = build(open_checkpoint(folder), GeluDrifts(), CPU, torch.float32, NullProgress())
+    assert RowCounts(model).keep_bits(19) and not RowCounts(model).keep_bits(20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_half_precision_are_compared_by_numbers(folder: Path, dtype: torch.dtype) -> None:
+    """What overflows is not equal to itself: no width would pass."""
+    model = build(open_checkpoint(folder), ReferenceKernels(), CPU, dtype, NullProgress())
+    counts = RowCounts(model)
+    assert counts.keep_bits(16)
+    assert all(product._alone.isfinite().all() for product in counts._probes)

@@ -41,7 +41,7 @@ def test_the_youngest_is_parked_and_the_oldest_comes_back_first(
 
 def test_who_reads_a_prompt_gives_way_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that grows is not cut short while others that are not running hold pages."""
-    monkeypatch.setattr("forerun.engine.scheduler.Scheduler.reservation", lambda _, prompt, most: prompt + 1)
+    monkeypatch.setattr("forerun.engine.scheduler.Scheduler.reservation", lambda _, wanted: len(wanted.prompt) + 1)
     model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
     machine, prompt = engine(model, pages=7), [(7 * n) % 200 + 5 for n in range(24)]
     first = machine.submit(request(prompt[:4], max_tokens=44), NoText())

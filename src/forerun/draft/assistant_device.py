@@ -45,9 +45,7 @@ class AssistantDeviceHalf(DeviceHalf):
 
     def leave(self, slot: int, length: int | None) -> None:
         """The host half goes on at `length`; a sequence that is over is only forgotten."""
-        sequence_id = self._joined.get(slot)
-        if sequence_id is None:
-            return
+        sequence_id = self._joined[slot]
         if length is not None:
             self.drafter.leave(sequence_id, length)
         self._turn(slot, live=0)

@@ -12,7 +12,7 @@ from forerun.models.families import TRAINABLE, read_config
 from forerun.models.layers.config import AttentionConfig, DecoderConfig
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.loader import Loader
-from forerun.models.layers.mtp import MtpHead
+from forerun.models.layers.mtp import MtpHead, read_head
 from forerun.models.layers.rope import RopeTables
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
@@ -26,28 +26,17 @@ def build_head(folder: HeadFolder, decoder: Decoder, vocab: int) -> MtpHead:
     config, checkpoint = block_config(folder), folder.open()
     kernels, device, dtype, hidden = decoder.kernels, decoder.device, decoder.dtype, config.hidden
     loader = Loader(config, kernels, checkpoint, device, dtype, RopeTables(config.ropes, device))
-    inputs = len(folder.taps) + 1
     vocabulary = draft_vocabulary(checkpoint, folder.target.vocab_size, vocab)
     output = decoder.head
     if vocabulary is not None:
         vocabulary = vocabulary.to(device)
         output = kernels.matrix(decoder.output_rows(vocabulary).to(dtype), None)
-    head = MtpHead(
-        kernels=kernels,
-        block=loader.layer("mtp.layers.0.", config.layers[0], 0),
-        rope=loader.rope,
-        embedding=decoder.embedding,
-        embedding_norm=loader.norm("mtp.pre_fc_norm_embedding.weight", hidden),
-        hidden_norm=loader.norm("mtp.pre_fc_norm_hidden.weight", hidden),
-        final_norm=loader.norm("mtp.norm.weight", hidden),
-        fc=loader.exact("mtp.fc.weight", hidden, 2 * hidden),
-        eps=config.eps,
-        output=output,
-        taps=folder.taps,
-        tap_norms=tuple(loader.norm(f"mtp.tap_norms.{n}.weight", hidden) for n in range(inputs)) if folder.taps else (),
-        fuse_matrix=loader.exact("mtp.fuse.weight", hidden, inputs * hidden) if folder.taps else None,
-        vocabulary=vocabulary,
-    )
+    head = read_head(loader, config.layers[0], decoder.embedding, output)
+    head.vocabulary, head.taps = vocabulary, folder.taps
+    if folder.taps:
+        inputs = len(folder.taps) + 1
+        head.tap_norms = tuple(loader.norm(f"mtp.tap_norms.{n}.weight", hidden) for n in range(inputs))
+        head.fuse_matrix = loader.exact("mtp.fuse.weight", hidden, inputs * hidden)
     checkpoint.finish(lambda name: name == DRAFT_VOCABULARY)
     return head
 

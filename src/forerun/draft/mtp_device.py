@@ -85,9 +85,7 @@ class MtpDeviceHalf(DeviceHalf):
 
     def leave(self, slot: int, length: int | None) -> None:
         """Read what was put by, then hand the sequence back; one that is over is only forgotten."""
-        sequence_id = self._joined.get(slot)
-        if sequence_id is None:
-            return
+        sequence_id = self._joined[slot]
         if length is not None and self.drafter.is_open(sequence_id):
             self.catch_up(max(self._in_use, slot + 1))
             self.drafter.leave(sequence_id, length)

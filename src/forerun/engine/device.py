@@ -42,10 +42,8 @@ class Launched:
     slots: list[int]  # of each turn
     drafted: list[int]  # real drafts of each
     shape: Shape
-    began: float  # when the host began to work for it
     waiting: float = 0.0  # seconds that the device had nothing to do for want of the host's drafts
     drafting: float = 0.0  # seconds the host spent on drafts
-    typical: bool = True  # its time tells what such rounds cost: nothing was compiled or captured for it
     launched_at: float = 0.0
     events: list[torch.cuda.Event] = field(default_factory=list)  # its beginning and its end, on a GPU
     # [slots, width + 2] in host memory: chosen tokens, accepted drafts, whether the first row was bad.
@@ -76,21 +74,15 @@ class DeviceExecutor(HostExecutor):
         pages = target.tables[0].shape[1]
         self.slots = BatchSlots(BATCH_SIZES[-1], pages, pool, drafters, target.graphs.capture)
         self.half = self.slots.half
-        self.rounds = RoundGraphs(target.decoder, self.slots, target.graphs, self.half, drafters.vocab)
+        # Drafts that never leave the device; those of the host would make every slot wait for them.
+        self.batch_arm = None if self.half is None else self.half.name
+        self.rounds = RoundGraphs(target.decoder, self.slots, target.graphs)
         self._aside: dict[int, int] = {}  # sequence → rounds that the host decides for it
         # The results and the times of two rounds: one under way, one that is being delivered.
         cuda = pool.device.type == "cuda"
-        self._results = [self._host_result() for _ in range(2)]
+        room = BATCH_SIZES[-1] * (WIDEST + 2)
+        self._results = [torch.zeros(room, dtype=torch.int64, pin_memory=cuda) for _ in range(2)]
         self._events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else [] for _ in range(2)]
-
-    def _host_result(self) -> Tensor:
-        result = torch.zeros(BATCH_SIZES[-1] * (WIDEST + 2), dtype=torch.int64)
-        return result.pin_memory() if self.pool.device.type == "cuda" else result
-
-    @property
-    def batch_arm(self) -> str | None:
-        """Drafts that never leave the device; those of the host would make every slot wait for them."""
-        return None if self.half is None else self.half.name
 
     def costs_of(self, sequences: list[Sequence]) -> CostTable:
         """Rounds that the host runs have a table of their own."""
@@ -103,7 +95,7 @@ class DeviceExecutor(HostExecutor):
         broken = [failed(turn, turn.error) for turn in ours if turn.error is not None]
         ours = [turn for turn in ours if turn.error is None]
         if ours:
-            work.launched = self._launch(ours, work.began, drafting)
+            self._launch(work, ours, drafting)
         try:
             work.prompts = [self.read(chunk) for chunk in work.chunks]
             work.ended = time.perf_counter()
@@ -166,7 +158,7 @@ class DeviceExecutor(HostExecutor):
             constrain(turn)
         return time.perf_counter() - began if uploading else 0.0
 
-    def _launch(self, turns: list[Turn], began: float, drafting: float) -> Launched:
+    def _launch(self, work: Round, turns: list[Turn], drafting: float) -> None:
         uploading = any(map(self._uploads, turns))
         same = not self.slots.changes([turn.sequence for turn in turns])
         slots = self.slots.assign([turn.sequence for turn in turns])
@@ -175,15 +167,15 @@ class DeviceExecutor(HostExecutor):
                 self.slots.mask(slot, turn.masks)
         depths = [len(t.draft.tokens) if self._uploads(t) else t.decision.depth for t in turns]
         shape = self._shape(turns, slots, self._width(turns, depths))
-        typical = shape in self.rounds
+        work.typical = shape in self.rounds
         if self.half is not None and shape.followed:
-            self.half.before_round(shape.follow, typical)
-        if not typical:
+            self.half.before_round(shape.follow, work.typical)
+        if not work.typical:
             self.rounds.capture(shape)
         drafted = self._hand_out_drafts(turns, slots, shape)
         # The device had nothing to do meanwhile. Whoever joins makes any round wait.
-        waiting = (time.perf_counter() - began if same else drafting) if uploading else 0.0
-        return self._launch_graphs(Launched(turns, slots, drafted, shape, began, waiting, drafting, typical))
+        waiting = (time.perf_counter() - work.began if same else drafting) if uploading else 0.0
+        work.launched = self._launch_graphs(Launched(turns, slots, drafted, shape, waiting, drafting))
 
     def _launch_again(self, last: Launched, now: float) -> Round:
         """As the last round, with nothing in between that the device would wait for."""
@@ -191,7 +183,7 @@ class DeviceExecutor(HostExecutor):
         if self.half is not None and shape.followed:
             self.half.before_round(shape.follow, True)
         drafted = [min(shape.width - 1, occupants[slot].held) for slot in last.slots]
-        launched = self._launch_graphs(Launched(last.turns, last.slots, drafted, shape, now))
+        launched = self._launch_graphs(Launched(last.turns, last.slots, drafted, shape))
         return Round(last.turns, [], now, launched=launched)
 
     def _launch_graphs(self, launched: Launched) -> Launched:
@@ -280,7 +272,7 @@ class DeviceExecutor(HostExecutor):
         self._account(launched, results, work, now)
         found = {id(result.turn): result for result in (*results, *work.results)}
         work.results = [found[id(turn)] for turn in work.turns]
-        work.ended, work.typical = now, launched.typical
+        work.ended = now
 
     def _may_repeat(self, launched: Launched) -> bool:
         """Nothing to capture or to upload, every slot where the host is."""
@@ -305,7 +297,7 @@ class DeviceExecutor(HostExecutor):
         """What the round took, and what that tells."""
         alone, count = launched.seconds(now), len(launched.turns)
         for result in results:
-            result.took, result.drafting = now - launched.began, launched.drafting
+            result.took, result.drafting = now - work.began, launched.drafting
             result.seconds = alone + (launched.waiting if self._uploads(result.turn) else 0.0)
         measured = RoundTime(count, count * launched.shape.width, alone)
         if count == 1:
@@ -313,7 +305,7 @@ class DeviceExecutor(HostExecutor):
             measured.drafting = launched.waiting
         if launched.shape.drafts and self.half is not None:
             measured.inside = (self.half.name, launched.shape.drafts)
-        if launched.typical:
+        if work.typical:
             work.times.append((self.device_costs, measured))
 
     def _keep_rows(self, occupant: Occupant, by_device: int, count: int) -> None:

@@ -355,8 +355,7 @@ class Engine:
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two rounds. Its state stays whole: `resume` goes on where it was."""
         with interrupts_held(), self.owner:
-            self.settle(sequence)
-            self.scheduler.withdraw(sequence)
+            self.pause(sequence)
             if sequence.status is not Status.FINISHED:
                 sequence.finish("cancelled")
 

@@ -35,15 +35,11 @@ class HostExecutor:
 
     runs_ahead = False  # does a round go on while the one before is delivered?
     uniform = False  # have all sequences of a pass as many rows as the one with most?
+    batch_arm: str | None = None  # that drafts for whole batches where rows are uniform; None: each has its own
 
     def __init__(self, target: Target, drafters: Drafters, costs: CostTable, restartable: bool = True) -> None:
         """`restartable`: a pass that failed half-way may be run again."""
         self.target, self.drafters, self.costs, self.restartable = target, drafters, costs, restartable
-
-    @property
-    def batch_arm(self) -> str | None:
-        """The arm that drafts for whole batches where rows are uniform; None: each sequence has its own."""
-        return None
 
     def costs_of(self, sequences: list[Sequence]) -> CostTable:  # noqa: ARG002
         """What rounds of such sequences cost."""

@@ -6,18 +6,20 @@ Ordinary random data hides a changed order of summation, so products are tried o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from forerun.cache.pages import PagePool, SequenceCache
-from forerun.kernels.interface import Kernels
+from forerun.kernels.interface import Activation, Kernels
 from forerun.kernels.matrix import Matrix
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Target, make_pass
 
 DIFFERENT = 17  # rows: no power of 2, so that each comes to every place in a tile
 HUGE = 2.0**18  # pairs of +HUGE and −HUGE cancel exactly only in one order of summation
+SHRUNK = 2.0**13  # by which rows are divided in float16, which ends at 65504: infinities would tell nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,18 @@ class ProductProbe:
     """One product: every row of it against the same row alone. Many rows are a few again and again."""
 
     def __init__(
-        self, kernels: Kernels, matrix: Matrix, device: torch.device, dtype: torch.dtype, gated: bool = False
+        self,
+        kernels: Kernels,
+        matrix: Matrix,
+        device: torch.device,
+        dtype: torch.dtype,
+        activation: Activation | None = None,
     ) -> None:
-        self._run, self._matrix = kernels.gated_linear if gated else kernels.linear, matrix
-        self._x = cancelling_rows(DIFFERENT, matrix.shape[1]).to(device, dtype)
+        """`activation`: of a matrix that goes through `gated_linear`."""
+        gated = partial(kernels.gated_linear, activation=activation or "silu")
+        self._run, self._matrix = kernels.linear if activation is None else gated, matrix
+        x = cancelling_rows(DIFFERENT, matrix.shape[1])
+        self._x = (x / SHRUNK if dtype == torch.float16 else x).to(device, dtype)
         self._alone = torch.cat([self._run(row, matrix, prefill=False) for row in self._x.split(1)])
 
     def keeps_bits(self, rows: int) -> bool:
@@ -84,11 +94,10 @@ class RowCounts:
         """All products, in a pass of so many rows."""
         if rows not in self._found:
             if not self._probes:
-                model, gated = self._model, {id(matrix) for matrix in self._model.gated_matrices()}
-                kinds = {(matrix.shape, id(matrix) in gated): matrix for matrix in model.matrices()}
+                model = self._model
                 self._probes = [
-                    ProductProbe(model.kernels, matrix, model.device, model.dtype, is_gated)
-                    for (_, is_gated), matrix in kinds.items()
+                    ProductProbe(model.kernels, matrix, model.device, model.dtype, activation)
+                    for matrix, activation in model.products()
                 ]
             self._found[rows] = all(probe.keeps_bits(rows) for probe in self._probes)
         return self._found[rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
 from forerun.errors import ForerunError
@@ -12,8 +12,7 @@ from forerun.sample.logprobs import MOST_LIKELY
 from forerun.sample.parameters import SamplingParams
 
 AcceptChoice = Literal["coupled", "rejection"]
-
-ACCEPT_CHOICES = ("coupled", "rejection")
+ACCEPT_CHOICES: tuple[str, ...] = get_args(AcceptChoice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from forerun.draft.protocol import DeviceHalf, FollowShape
+from forerun.draft.protocol import FollowShape
 from forerun.engine.batch_slots import BatchSlots
 from forerun.engine.graphs import Graphs
 from forerun.kernels.interface import PassRows
@@ -55,11 +55,9 @@ class Work:
 class RoundGraphs:
     """Captured on first use, or before an answer; the least recently used go when there are many."""
 
-    def __init__(
-        self, decoder: Decoder, slots: BatchSlots, graphs: Graphs, half: DeviceHalf | None, vocab: int
-    ) -> None:
-        self.decoder, self.slots, self.graphs, self.half, self.vocab = decoder, slots, graphs, half, vocab
-        self.pool = slots.pool
+    def __init__(self, decoder: Decoder, slots: BatchSlots, graphs: Graphs) -> None:
+        self.decoder, self.slots, self.graphs = decoder, slots, graphs
+        self.pool, self.half, self.vocab = slots.pool, slots.half, slots.vocab
         self._rounds: OrderedDict[Shape, list[Callable[[], Tensor]]] = OrderedDict()
 
     def __contains__(self, shape: Shape) -> bool:

@@ -25,13 +25,13 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.active: list[Sequence] = []  # admitted, oldest first: prefilling, running, paused or parked
 
-    def reservation(self, prompt: int, max_tokens: int | None) -> int:
+    def reservation(self, request: Request) -> int:
         """Tokens to hold pages for before a request may start."""
-        capacity = self.pool.count * self.pool.page
-        wanted = prompt + (DEFAULT_ANSWER if max_tokens is None else max_tokens) + MAX_DEPTH
+        prompt, answer = len(request.prompt), request.max_tokens
+        wanted = prompt + (DEFAULT_ANSWER if answer is None else answer) + MAX_DEPTH
         wanted = min(wanted, self.context + MAX_DEPTH)
-        if max_tokens is None:
-            wanted = max(prompt + 1, min(wanted, capacity))
+        if answer is None:
+            wanted = max(prompt + 1, min(wanted, self.pool.count * self.pool.page))
         return wanted
 
     def check(self, request: Request, model: DecoderConfig) -> None:
@@ -44,7 +44,7 @@ class Scheduler:
         if prompt >= self.context:
             more = " or raise max context" if self.context < model.context else ""
             raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
-        needed = self.pool.pages_for(self.reservation(len(request.prompt), request.max_tokens))
+        needed = self.pool.pages_for(self.reservation(request))
         if needed > self.pool.count:
             tokens = needed * self.pool.page
             raise ForerunError(
@@ -65,7 +65,7 @@ class Scheduler:
                 sequence.status = sequence.resumed_status
         while self.waiting and self._busy() < self.max_sequences:
             sequence = self.waiting[0]
-            tokens = self.reservation(len(sequence.request.prompt), sequence.request.max_tokens)
+            tokens = self.reservation(sequence.request)
             if not self._reclaim(self.pool.pages_for(tokens), slots=1, begins=True):
                 return
             sequence.cache.grow(tokens)
@@ -165,7 +165,6 @@ class Scheduler:
         """Is there somebody waiting whom `admit` may let in? Not where copies are at their limit."""
         if not self.waiting or self.pool.parked_bytes < self.parked_limit:
             return bool(self.waiting)
-        request = self.waiting[0].request
-        pages = self.pool.pages_for(self.reservation(len(request.prompt), request.max_tokens))
+        pages = self.pool.pages_for(self.reservation(self.waiting[0].request))
         given_up = any(s.status is Status.FINISHED and s.cache.pages for s in self.active)
         return given_up or (self.pool.free >= pages and self.pool.free_slots >= 1)

@@ -36,7 +36,12 @@ class Composed(ABC):
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor: ...
 
     @abstractmethod
-    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[rows, 2·width] → silu(first half) · second half."""
+
+    @abstractmethod
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """[rows, 2·width] → gelu(first half), in the form with tanh, · second half."""
 
     @abstractmethod
     def head_norm(self, x: Tensor, first: int, heads: int, weight: Tensor, eps: float) -> None:
@@ -105,9 +110,6 @@ class Composed(ABC):
         out = before + self.rms_norm(x, weight, eps)
         out = out if factor == 1.0 else out * factor
         return (out, *(self.rms_norm(out, each, eps) for each in then))
-
-    @abstractmethod
-    def gelu_mul(self, gate_up: Tensor) -> Tensor: ...
 
     def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:
         return self.gelu_mul(torch.cat([self.linear(x, matrix, prefill), own], dim=1))

@@ -6,8 +6,6 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -30,7 +28,6 @@ from forerun.kernels.interface import (
     Experts,
     HeadLayout,
     HeadNorms,
-    Joined,
     LayerPages,
     PassRows,
     Stacked,
@@ -45,6 +42,17 @@ class CudaKernels:
     name = "cuda"
     joins_gates = True
 
+    # Operations that are one launch, in decode passes and in prefill chunks alike.
+    embed = staticmethod(norms.embed)
+    rms_norm = staticmethod(norms.rms_norm)
+    silu_mul = staticmethod(norms.silu_mul)
+    sigmoid_gate = staticmethod(norms.sigmoid_gate)
+    gated_norm = staticmethod(norms.gated_norm)
+    add_norm = staticmethod(added_norms.add_norm)
+    layer_inputs = staticmethod(layer_inputs)
+    route = staticmethod(mixture.route)
+    cluster_logits = staticmethod(cluster_logits)
+
     def __init__(self, device: torch.device) -> None:
         self.products = Products(device)
         self.device = device
@@ -55,9 +63,6 @@ class CudaKernels:
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         return FloatMatrix(weight.contiguous(), None if bias is None else bias.contiguous())
-
-    def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
-        return norms.embed(tokens, table)
 
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
         if prefill:
@@ -72,29 +77,11 @@ class CudaKernels:
     def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
         if prefill:
             inner = self.linear(x, matrix, prefill)
-            return norms.silu_mul(inner) if activation == "silu" else self.gelu_mul(inner)
+            return self.silu_mul(inner) if activation == "silu" else self.gelu_mul(inner)
         return self.products(x, weight_of(matrix), gated=True, gelu=activation == "gelu_tanh")
 
     def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
         return self.products(x, weight_of(matrix), dtype=torch.float32, cap=cap)
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return norms.rms_norm(x, weight, eps)
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return norms.silu_mul(gate_up)
-
-    def add_norm(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        eps: float,
-        before: Tensor,
-        factor: float,
-        then: Sequence[Tensor] = (),
-        joined: Joined | None = None,
-    ) -> tuple[Tensor, ...]:
-        return added_norms.add_norm(x, weight, eps, before, factor, then, joined)
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return gelu.gelu_gate(*gate_up.chunk(2, dim=1))
@@ -103,11 +90,6 @@ class CudaKernels:
         if prefill:
             return gelu.gelu_gate(self.linear(x, matrix, prefill), own)
         return self.products(x, weight_of(matrix), gates=own)
-
-    def layer_inputs(
-        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Tensor, table_scale: float
-    ) -> Tensor:
-        return layer_inputs(seen, scale, norm, eps, tokens, table, table_scale)
 
     def rotate_and_store(
         self,
@@ -125,9 +107,6 @@ class CudaKernels:
         if prefill:
             return prefill_attention(qkv, spec, rows, layer).contiguous()
         return attend.attention(qkv, spec, rows, layer, self.counters)
-
-    def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
-        return norms.sigmoid_gate(x, gate, first)
 
     def recurrence(
         self,
@@ -147,12 +126,6 @@ class CudaKernels:
         assert isinstance(state, DeviceLayer)
         return recurrent.recurrence(x, gates, layout, rows, state, convolution, decay)
 
-    def gated_norm(self, x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
-        return norms.gated_norm(x, gate, first, weight, eps)
-
-    def route(self, logits: Tensor, top: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return mixture.route(logits, top, scale)
-
     def pack_experts(self, experts: list[Expert]) -> Experts:
         gate_up = torch.stack([weight_of(expert.gate_up).weight for expert in experts])
         return Stacked(gate_up, torch.stack([weight_of(expert.down).weight for expert in experts]))
@@ -163,9 +136,6 @@ class CudaKernels:
         assert isinstance(experts, Stacked)
         run = mixture.grouped_experts if prefill and mixture.can_group(x, experts.down) else mixture.experts
         return run(x, ids, weights, experts.gate_up, experts.down, activation)
-
-    def cluster_logits(self, x: Tensor, table: Tensor, clusters: Tensor) -> Tensor:
-        return cluster_logits(x, table, clusters)
 
 
 def weight_of(matrix: Matrix) -> FloatMatrix:

@@ -273,7 +273,7 @@ class Kernels(Protocol):
         ...
 
     def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
-        """silu_mul(linear(x)), or gelu_mul of it."""
+        """activation(first half) · second half of linear(x); gelu in the form with tanh."""
         ...
 
     def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
@@ -301,14 +301,6 @@ class Kernels(Protocol):
 
         Where something is joined, x is rms_norm(x) + rms_norm(other) first.
         """
-        ...
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """[rows, 2·width] → silu(first half) · second half."""
-        ...
-
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """[rows, 2·width] → gelu(first half), in the form with tanh, · second half."""
         ...
 
     def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:

@@ -10,8 +10,8 @@ from forerun.errors import ForerunError
 from forerun.models import gemma4
 from forerun.models.layers.assistant import Assistant, CentroidHead, DenseHead
 from forerun.models.layers.config import FULL, SLIDING, AttentionConfig, DecoderConfig, LayerConfig, read_eps
-from forerun.models.layers.decoder import Decoder, embedding_table
-from forerun.models.layers.loader import Loader
+from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.loader import Loader, embedding_table
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
 

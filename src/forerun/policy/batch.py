@@ -8,6 +8,7 @@ each answer, however fast it is decoded.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from forerun.policy.costs import Average, batch_class
@@ -80,7 +81,7 @@ class BatchPolicy:
     """One for an engine."""
 
     def __init__(self) -> None:
-        self._records: dict[int, Record] = {}
+        self._records: defaultdict[int, Record] = defaultdict(Record)  # by size
         # Of the answers that ended lately: their tokens, and the rounds in which somebody came or went. Sums, since of
         # answers that end together one alone is told of the rounds of all.
         self._tokens, self._busy = USUAL_ANSWER, 2.0
@@ -95,7 +96,7 @@ class BatchPolicy:
     def admits(self, sequences: int) -> bool:
         """Shall drafters read the prompt of one more sequence, the last of so many?"""
         record = self._record(sequences)
-        return record.drafting or not record.compared or record.rest <= SOON
+        return record.drafting or not record.compared or record.prepares
 
     def has_chosen_drafting(self, sequences: int) -> bool:
         """Is it known that a round of so many drafts? One alone always may."""
@@ -180,8 +181,4 @@ class BatchPolicy:
         record.end_look(min(plain, drafting))
 
     def _record(self, sequences: int) -> Record:
-        size = batch_class(sequences)
-        record = self._records.get(size)
-        if record is None:
-            record = self._records[size] = Record()
-        return record
+        return self._records[batch_class(sequences)]

@@ -3,7 +3,6 @@
 Rounded wherever operations of their own would round.
 """
 
-import typing
 from collections.abc import Sequence
 
 import torch
@@ -11,47 +10,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.gpu.guard import on_its_device
-from forerun.kernels.gpu.norms import LONGEST_ROW, warps_for
-from forerun.kernels.gpu.overlap import after_previous, overlaps
+from forerun.kernels.gpu.norms import LONGEST_ROW, on_heads
+from forerun.kernels.gpu.overlap import after_previous
 from forerun.kernels.interface import Joined
 
 MOST = 3  # norms of the sum
 
 
 @triton.jit
-def _normed(row: typing.Any, gain: typing.Any, eps: typing.Any, WIDTH: tl.constexpr, KIND: tl.constexpr) -> typing.Any:
+def _normed(row, gain, eps, WIDTH: tl.constexpr, KIND: tl.constexpr):
     """RMS norm of a row [BLOCK] in float32, rounded."""
     return (row * tl.rsqrt(tl.sum(row * row, axis=0) / WIDTH + eps) * gain).to(KIND).to(tl.float32)
 
 
 @triton.jit
-def _gain(weight: typing.Any, column: typing.Any, WIDTH: tl.constexpr) -> typing.Any:
+def _gain(weight, column, WIDTH: tl.constexpr):
     return tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _add_norm(
-    x: typing.Any,
-    weight: typing.Any,
-    before: typing.Any,
-    out: typing.Any,
-    own_norm: typing.Any,  # of x, where `other` is joined
-    other: typing.Any,
-    other_norm: typing.Any,
-    first_weight: typing.Any,  # of the norms of the sum, and where they go; None beyond the last
-    first: typing.Any,
-    second_weight: typing.Any,
-    second: typing.Any,
-    third_weight: typing.Any,
-    third: typing.Any,
-    eps: typing.Any,
-    factor: typing.Any,
-    x_stride: typing.Any,
-    before_stride: typing.Any,
+    x,
+    weight,
+    before,
+    out,
+    own_norm,  # of x, where `other` is joined
+    other,
+    other_norm,
+    first_weight,  # of the norms of the sum, and where they go; None beyond the last
+    first,
+    second_weight,
+    second,
+    third_weight,
+    third,
+    eps,
+    factor,
+    x_stride,
+    before_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """One row. Weights are older than the kernel before this one, which may still run."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -86,7 +84,6 @@ def _add_norm(
         tl.store(third + place, _normed(total, third_gain, eps, WIDTH, kind).to(kind), mask=inside)
 
 
-@on_its_device
 def add_norm(
     x: Tensor,
     weight: Tensor,
@@ -104,24 +101,9 @@ def add_norm(
     assert width <= LONGEST_ROW and x.stride(1) == 1 and before.stride(1) == 1 and len(then) <= MOST
     assert joined is None or joined.other.is_contiguous()
     out, *normed = (torch.empty(rows, width, dtype=x.dtype, device=x.device) for _ in range(1 + len(then)))
-    if rows:
-        block = triton.next_power_of_2(width)
-        pairs = [part for pair in zip(then, normed, strict=True) for part in pair]
-        _add_norm[(rows,)](
-            x,
-            weight,
-            before,
-            out,
-            *((None, None, None) if joined is None else (joined.norm, joined.other, joined.other_norm)),
-            *pairs,
-            *[None] * (2 * MOST - len(pairs)),
-            eps,
-            factor,
-            x.stride(0),
-            before.stride(0),
-            width,
-            block,
-            num_warps=warps_for(block),
-            launch_pdl=overlaps(x.device),
-        )
+    own = (None, None, None) if joined is None else (joined.norm, joined.other, joined.other_norm)
+    pairs = [part for pair in zip(then, normed, strict=True) for part in pair]
+    sums = *pairs, *[None] * (2 * MOST - len(pairs))
+    strides = x.stride(0), before.stride(0)
+    on_heads(_add_norm, out, width, x, weight, before, out, *own, *sums, eps, factor, *strides)
     return (out, *normed)

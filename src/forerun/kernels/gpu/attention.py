@@ -7,7 +7,6 @@ anything but the model's shape; a block that a row does not see changes no bit o
 """
 
 import math
-import typing
 
 import torch
 import triton
@@ -29,22 +28,22 @@ LOG2_E = math.log2(math.e)
 
 @triton.jit
 def _read_block(
-    query: typing.Any,  # [TILE, PADDED]
-    at: typing.Any,  # [TILE] the rows' positions, -1 for rows that are not
-    block: typing.Any,
-    newest: typing.Any,  # position of the tile's last row
-    keys: typing.Any,  # of the block's page and key head, as values
-    values: typing.Any,
-    peak: typing.Any,
-    total: typing.Any,
-    acc: typing.Any,
-    scale: typing.Any,
+    query,  # [TILE, PADDED]
+    at,  # [TILE] the rows' positions, -1 for rows that are not
+    block,
+    newest,  # position of the tile's last row
+    keys,  # of the block's page and key head, as values
+    values,
+    peak,
+    total,
+    acc,
+    scale,
     SIZE: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-) -> typing.Any:
+):
     """Peak [TILE], total [TILE] and weighted values [TILE, PADDED] after one more block of keys."""
     column = tl.arange(0, query.shape[1])
     key = block * BLOCK + tl.arange(0, BLOCK)
@@ -72,21 +71,21 @@ def _read_block(
 
 @triton.jit
 def _add_splits(
-    acc: typing.Any,  # [TILE, PADDED]
-    start: typing.Any,  # the first of COUNT splits
-    row: typing.Any,
-    real: typing.Any,
-    first: typing.Any,
-    last: typing.Any,
-    partial: typing.Any,
-    peaks: typing.Any,
-    level: typing.Any,  # [TILE], as whole
-    whole: typing.Any,
+    acc,  # [TILE, PADDED]
+    start,  # the first of COUNT splits
+    row,
+    real,
+    first,
+    last,
+    partial,
+    peaks,
+    level,  # [TILE], as whole
+    whole,
     SIZE: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
     COUNT: tl.constexpr,
-) -> typing.Any:
+):
     """The weighted results of splits are added in ascending order; those without keys add exactly nothing."""
     column = tl.arange(0, acc.shape[1])
     for offset in tl.static_range(COUNT):
@@ -105,20 +104,20 @@ def _add_splits(
 
 @triton.jit
 def _merge(
-    row: typing.Any,  # [TILE]
-    real: typing.Any,  # [TILE] rows that are
-    first: typing.Any,  # block that the tile sees, as last
-    last: typing.Any,
-    partial: typing.Any,  # of the tile, as peaks and sums
-    peaks: typing.Any,
-    sums: typing.Any,
+    row,  # [TILE]
+    real,  # [TILE] rows that are
+    first,  # block that the tile sees, as last
+    last,
+    partial,  # of the tile, as peaks and sums
+    peaks,
+    sums,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
     MANY: tl.constexpr,
     FEW: tl.constexpr,
-) -> typing.Any:
+):
     """The attention of a tile [TILE, PADDED]: splits in ascending order, MANY at once and the rest FEW at once."""
     split = tl.arange(0, SPLITS)
     used = real[:, None] & (last - (last + SPLITS - split) % SPLITS >= first)[None, :]  # is its last block seen?
@@ -146,23 +145,23 @@ def _merge(
     do_not_specialize_on_alignment=["position", "table", "counters"],
 )
 def _attend(
-    qkv: typing.Any,
-    keys: typing.Any,
-    values: typing.Any,
-    position: typing.Any,
-    table: typing.Any,
-    out: typing.Any,
-    partial: typing.Any,  # [sequences, tiles · kv heads, SPLITS, TILE, PADDED] float32
-    peaks: typing.Any,  # [sequences, tiles · kv heads, SPLITS, TILE] float32, as sums
-    sums: typing.Any,
-    counters: typing.Any,
-    width: typing.Any,
-    table_stride: typing.Any,
-    table_columns: typing.Any,
-    qkv_stride: typing.Any,
-    key_stride: typing.Any,
-    value_stride: typing.Any,
-    scale: typing.Any,
+    qkv,
+    keys,
+    values,
+    position,
+    table,
+    out,
+    partial,  # [sequences, tiles · kv heads, SPLITS, TILE, PADDED] float32
+    peaks,  # [sequences, tiles · kv heads, SPLITS, TILE] float32, as sums
+    sums,
+    counters,
+    width,
+    table_stride,
+    table_columns,
+    qkv_stride,
+    key_stride,
+    value_stride,
+    scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,

@@ -6,8 +6,6 @@ logits. So each token first gets an upper bound of its score, from one float32 l
 best bound first, until no bound reaches the best score. That is one or two tokens per block of the vocabulary.
 """
 
-import typing
-
 import torch
 import triton
 import triton.language as tl
@@ -38,7 +36,7 @@ _MARGIN = tl.constexpr(1e-4)
 
 
 @triton.jit
-def _log(x: typing.Any) -> typing.Any:
+def _log(x):
     """portable.log"""
     bits = x.to(tl.int64, bitcast=True)
     exponent = bits >> 52  # still biased by 1023
@@ -55,13 +53,13 @@ def _log(x: typing.Any) -> typing.Any:
 
 
 @triton.jit
-def _gumbel(word: typing.Any) -> typing.Any:
+def _gumbel(word):
     """portable.gumbel of uint32 words."""
     return -_log(-_log((word.to(tl.float64) + 0.5) * _TO_UNIT))
 
 
 @triton.jit
-def _gumbel_bound(word: typing.Any) -> typing.Any:
+def _gumbel_bound(word):
     """At or a little above `_gumbel(word)`: −log(−log u) ≤ −log(1 − u), which float32 can compute near u = 1 too.
 
     The gap is about half of 1 − u where noise is large, as it is for tokens that win.
@@ -71,9 +69,7 @@ def _gumbel_bound(word: typing.Any) -> typing.Any:
 
 
 @triton.jit
-def _words(
-    block: typing.Any, ids: typing.Any, seed: typing.Any, position: typing.Any, VOCAB: tl.constexpr, BLOCK: tl.constexpr
-) -> typing.Any:
+def _words(block, ids, seed, position, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """The Philox word of each token of a block, uint32 [BLOCK]; without `ids` a token's id is its column."""
     low, high = tl.load(seed).to(tl.uint32), tl.load(seed + 1).to(tl.uint32)
     choice, place = tl.load(seed + 2).to(tl.uint32), tl.load(position).to(tl.uint32)
@@ -93,19 +89,19 @@ def _words(
 
 @triton.jit(do_not_specialize=["row_stride"])
 def _best_of_block(
-    logits: typing.Any,
-    ids: typing.Any,
-    temperature: typing.Any,
-    seed: typing.Any,
-    position: typing.Any,
-    cut: typing.Any,
-    floor: typing.Any,
-    values: typing.Any,
-    tokens: typing.Any,
-    row_stride: typing.Any,
+    logits,
+    ids,
+    temperature,
+    seed,
+    position,
+    cut,
+    floor,
+    values,
+    tokens,
+    row_stride,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """The best score and its token in one block of one row; the score is +∞ where a logit is NaN or +∞."""
     after_previous()
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -149,16 +145,7 @@ def _best_of_block(
 
 
 @triton.jit(do_not_specialize=["out_stride"])
-def _best_of_row(
-    values: typing.Any,
-    tokens: typing.Any,
-    undecided: typing.Any,
-    out: typing.Any,
-    bad: typing.Any,
-    out_stride: typing.Any,
-    BLOCKS: tl.constexpr,
-    PADDED: tl.constexpr,
-) -> None:
+def _best_of_row(values, tokens, undecided, out, bad, out_stride, BLOCKS: tl.constexpr, PADDED: tl.constexpr):
     """The best block of a row; the first of equals holds the lower ids."""
     after_previous()
     row = tl.program_id(0).to(tl.int64)

@@ -1,7 +1,5 @@
 """Logits of a few clusters of a vocabulary: each row reads the clusters it chose and no others."""
 
-import typing
-
 import torch
 import triton
 import triton.language as tl
@@ -16,17 +14,17 @@ INPUTS = 256  # of one step of a product
 
 @triton.jit
 def _cluster_logits(
-    x: typing.Any,
-    table: typing.Any,
-    clusters: typing.Any,
-    out: typing.Any,
-    x_stride: typing.Any,
+    x,
+    table,
+    clusters,
+    out,
+    x_stride,
     TOP: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     TOKENS: tl.constexpr,
     INPUTS: tl.constexpr,
-) -> None:
+):
     after_previous()
     pair = tl.program_id(0).to(tl.int64)  # a row and one of its clusters
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)

@@ -3,8 +3,6 @@
 The host learns of it from one tensor, when it likes; the next pass can start before that.
 """
 
-import typing
-
 import torch
 import triton
 import triton.language as tl
@@ -20,21 +18,21 @@ _BROKEN = tl.constexpr(BROKEN)
 
 @triton.jit(do_not_specialize=["width"])
 def _accept(
-    tokens: typing.Any,
-    chosen: typing.Any,
-    bad: typing.Any,
-    drafted: typing.Any,
-    live: typing.Any,
-    position: typing.Any,
-    accepted: typing.Any,
-    final: typing.Any,
-    result: typing.Any,
-    slot: typing.Any,
-    kept: typing.Any,
-    parity: typing.Any,
-    width: typing.Any,
+    tokens,
+    chosen,
+    bad,
+    drafted,
+    live,
+    position,
+    accepted,
+    final,
+    result,
+    slot,
+    kept,
+    parity,
+    width,
     WIDEST: tl.constexpr,
-) -> None:
+):
     """One lane."""
     after_previous()
     lane = tl.program_id(0)

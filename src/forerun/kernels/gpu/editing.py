@@ -5,7 +5,6 @@ Every edit computes in float64 and rounds once to float32, in the order and with
 has used is a table on the device that `remember` keeps up to date, so rounds follow each other without the host.
 """
 
-import typing
 from typing import NamedTuple
 
 import torch
@@ -41,21 +40,21 @@ class EditTables(NamedTuple):
     do_not_specialize_on_alignment=["drafts"],  # they begin anywhere in a line of tokens
 )
 def _edit(
-    logits: typing.Any,
-    ids: typing.Any,
-    drafts: typing.Any,
-    settings: typing.Any,
-    bias: typing.Any,
-    used: typing.Any,
-    masked: typing.Any,
-    masks: typing.Any,
-    out: typing.Any,
-    rows: typing.Any,
-    first: typing.Any,
-    slot_stride: typing.Any,
-    draft_stride: typing.Any,
-    row_stride: typing.Any,
-    out_stride: typing.Any,
+    logits,
+    ids,
+    drafts,
+    settings,
+    bias,
+    used,
+    masked,
+    masks,
+    out,
+    rows,
+    first,
+    slot_stride,
+    draft_stride,
+    row_stride,
+    out_stride,
     VOCAB: tl.constexpr,
     PADDED: tl.constexpr,
     WIDEST: tl.constexpr,
@@ -106,15 +105,7 @@ def _edit(
 
 
 @triton.jit(do_not_specialize=["width"])
-def _remember(
-    chosen: typing.Any,
-    accepted: typing.Any,
-    live: typing.Any,
-    used: typing.Any,
-    width: typing.Any,
-    PADDED: tl.constexpr,
-    WIDEST: tl.constexpr,
-) -> None:
+def _remember(chosen, accepted, live, used, width, PADDED: tl.constexpr, WIDEST: tl.constexpr):
     """One slot. Sums of integers: a token that was emitted twice counts twice, in any order."""
     after_previous()
     slot = tl.program_id(0).to(tl.int64)

@@ -4,7 +4,6 @@ Every program works on one row, in tiles whose size the model's shape alone deci
 Experts that no row goes to are not read: with few rows, reading is what takes the time.
 """
 
-import typing
 from functools import cache
 
 import torch
@@ -59,16 +58,7 @@ def route(logits: Tensor, top: int, scale: Tensor | None = None) -> tuple[Tensor
 
 
 @triton.jit(do_not_specialize=["stride"], do_not_specialize_on_alignment=["logits"])
-def _route(
-    logits: typing.Any,
-    scale: typing.Any,
-    ids: typing.Any,
-    weights: typing.Any,
-    stride: typing.Any,
-    EXPERTS: tl.constexpr,
-    TOP: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _route(logits, scale, ids, weights, stride, EXPERTS: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr):
     after_previous()
     row = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, BLOCK)
@@ -149,17 +139,17 @@ def experts(
 
 @triton.jit
 def _enter(
-    x: typing.Any,
-    ids: typing.Any,
-    gate_up: typing.Any,
-    between: typing.Any,
+    x,
+    ids,
+    gate_up,
+    between,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
     TOP: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     GELU: tl.constexpr,
-) -> None:
+):
     """silu(gate) · up, or gelu(gate) · up, of a few inner columns of one row and one of its experts.
 
     between [rows · top, inner].
@@ -189,18 +179,18 @@ def _enter(
 
 @triton.jit
 def _leave(
-    between: typing.Any,
-    ids: typing.Any,
-    weights: typing.Any,
-    down: typing.Any,
-    out: typing.Any,
+    between,
+    ids,
+    weights,
+    down,
+    out,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
     TOP: tl.constexpr,
     TURNS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-) -> None:
+):
     """A few columns of one row: its experts' answers, weighted and added.
 
     All experts at once, so that one wait for memory does for them all; every row's sums have the same tree. TURNS is

@@ -1,7 +1,5 @@
 """Features of rounds that the head does not read at once: put by in a ring, one row for each lane and round."""
 
-import typing
-
 import torch
 import triton
 import triton.language as tl
@@ -15,18 +13,18 @@ BLOCK = 1024  # features a program moves
 
 @triton.jit
 def _keep(
-    features: typing.Any,
-    token: typing.Any,
-    before: typing.Any,
-    accepted: typing.Any,
-    kept: typing.Any,
-    tokens: typing.Any,
-    behind: typing.Any,
-    drafted: typing.Any,
+    features,
+    token,
+    before,
+    accepted,
+    kept,
+    tokens,
+    behind,
+    drafted,
     SIZE: tl.constexpr,
     RING: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """A part of the features of one lane; the first program of a lane does the rest."""
     after_previous()
     lane, block = tl.program_id(0), tl.program_id(1)

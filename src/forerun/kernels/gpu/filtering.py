@@ -8,7 +8,7 @@ exact.
 A nucleus with more tokens than were gathered is left open: the host decides such a row by its own way.
 """
 
-import typing
+from typing import NamedTuple
 
 import torch
 import triton
@@ -38,14 +38,14 @@ _EXP_TERMS = tl.constexpr(len(portable.EXP_SERIES))
 
 
 @triton.jit
-def read_logits(line: typing.Any, column: typing.Any, VOCAB: tl.constexpr) -> typing.Any:
+def read_logits(line, column, VOCAB: tl.constexpr):
     """Logits as float32; −∞ where there is none, or one that nobody can choose."""
     logit = tl.load(line + column, mask=column < VOCAB, other=-_INFINITY).to(tl.float32)
     return tl.where(logit < _INFINITY, logit, -_INFINITY)
 
 
 @triton.jit
-def order(logit: typing.Any, token: typing.Any) -> typing.Any:
+def order(logit, token):
     """An int64 that ascends as tokens come: higher logits first, then lower ids; −0 counts as 0."""
     bits = tl.where(logit == 0, 0.0, logit).to(tl.uint32, bitcast=True)
     place = tl.where(bits >> 31 != 0, bits, bits ^ 0x7FFFFFFF)
@@ -53,7 +53,7 @@ def order(logit: typing.Any, token: typing.Any) -> typing.Any:
 
 
 @triton.jit
-def _weights(x: typing.Any) -> typing.Any:
+def _weights(x):
     """portable.weights of float64 x ≤ 0"""
     lowest = tl.full([], _LOWEST, tl.float64)  # a bare constant would be compared in float32
     x = tl.where(x < lowest, lowest, x)
@@ -68,14 +68,7 @@ def _weights(x: typing.Any) -> typing.Any:
 
 
 @triton.jit(do_not_specialize=["row_stride"])
-def _find_peaks(
-    logits: typing.Any,
-    peaks: typing.Any,
-    row_stride: typing.Any,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SMALL: tl.constexpr,
-) -> None:
+def _find_peaks(logits, peaks, row_stride, VOCAB: tl.constexpr, BLOCK: tl.constexpr, SMALL: tl.constexpr):
     """The best logit of every SMALL tokens."""
     after_previous()
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -87,21 +80,21 @@ def _find_peaks(
 
 @triton.jit
 def _find_limit(
-    peaks: typing.Any,
-    temperature: typing.Any,
-    top_k: typing.Any,
-    top_p: typing.Any,
-    offset: typing.Any,
-    bests: typing.Any,
-    floors: typing.Any,
-    limits: typing.Any,
-    counts: typing.Any,
-    totals: typing.Any,
+    peaks,
+    temperature,
+    top_k,
+    top_p,
+    offset,
+    bests,
+    floors,
+    limits,
+    counts,
+    totals,
     PEAKS: tl.constexpr,
     PADDED: tl.constexpr,
     NEED: tl.constexpr,
     TOGETHER: tl.constexpr,
-) -> None:
+):
     """What a row gathers: tokens from its limit on. Also its best logit and min-p as a floor."""
     after_previous()
     row = tl.program_id(0).to(tl.int64)
@@ -131,21 +124,21 @@ def _find_limit(
 
 @triton.jit(do_not_specialize=["row_stride"])
 def _gather(
-    logits: typing.Any,
-    temperature: typing.Any,
-    top_k: typing.Any,
-    top_p: typing.Any,
-    bests: typing.Any,
-    limits: typing.Any,
-    counts: typing.Any,
-    totals: typing.Any,
-    orders: typing.Any,
-    masses: typing.Any,
-    row_stride: typing.Any,
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    bests,
+    limits,
+    counts,
+    totals,
+    orders,
+    masses,
+    row_stride,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
     GATHERED: tl.constexpr,
-) -> None:
+):
     """Order numbers and masses of the tokens from the limit on, in any order; the mass of all where it is asked for."""
     after_previous()
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -168,18 +161,18 @@ def _gather(
 
 @triton.jit
 def _decide(
-    top_k: typing.Any,
-    top_p: typing.Any,
-    limits: typing.Any,
-    counts: typing.Any,
-    totals: typing.Any,
-    orders: typing.Any,
-    masses: typing.Any,
-    cuts: typing.Any,
-    undecided: typing.Any,
+    top_k,
+    top_p,
+    limits,
+    counts,
+    totals,
+    orders,
+    masses,
+    cuts,
+    undecided,
     GATHERED: tl.constexpr,
     TOGETHER: tl.constexpr,
-) -> None:
+):
     """The order number of a row's last survivor."""
     after_previous()
     row = tl.program_id(0).to(tl.int64)
@@ -212,7 +205,7 @@ def _decide(
     tl.store(undecided + row, left_open)
 
 
-class Limits(typing.NamedTuple):
+class Limits(NamedTuple):
     """Which tokens of each row survive: those up to `cut` that reach `floor`."""
 
     cut: Tensor  # [R] int64, an order number

@@ -1,33 +1,22 @@
 """Gelu gates, in the form with tanh."""
 
-import typing
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.gpu.guard import on_its_device
-from forerun.kernels.gpu.norms import COLUMNS, blocks_of
-from forerun.kernels.gpu.overlap import after_previous, overlaps
+from forerun.kernels.gpu.norms import on_columns
+from forerun.kernels.gpu.overlap import after_previous
 
 
 @triton.jit
-def gelu_exponent(x: typing.Any) -> typing.Any:
+def gelu_exponent(x):
     """u of gelu(x) = x / (1 + e^(-u)), in the form with tanh: 2 · √(2/π) · (x + 0.044715 · x³)."""
     return 1.5957691216057308 * (x + 0.044715 * x * x * x)
 
 
 @triton.jit
-def _gelu_gate(
-    gate: typing.Any,
-    x: typing.Any,
-    out: typing.Any,
-    gate_stride: typing.Any,
-    x_stride: typing.Any,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _gelu_gate(gate, x, out, gate_stride, x_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -38,15 +27,8 @@ def _gelu_gate(
     tl.store(out + row * WIDTH + column, result.to(out.dtype.element_ty), mask=inside)
 
 
-@on_its_device
 def gelu_gate(gate: Tensor, x: Tensor) -> Tensor:
     """gelu(gate) · x, both [rows, width]; either may be a slice of columns."""
-    rows, width = gate.shape
     assert gate.stride(1) == 1 and x.stride(1) == 1 and x.shape == gate.shape
-    out = torch.empty(rows, width, dtype=gate.dtype, device=gate.device)
-    if rows:
-        strides = gate.stride(0), x.stride(0)
-        _gelu_gate[blocks_of(rows, width)](
-            gate, x, out, *strides, width, COLUMNS, num_warps=4, launch_pdl=overlaps(out.device)
-        )
-    return out
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    return on_columns(_gelu_gate, out, gate, x, out, gate.stride(0), x.stride(0))

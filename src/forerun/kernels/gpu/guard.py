@@ -18,12 +18,11 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def on_its_device(launch: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """`launch` runs on the device of its first argument."""
+    """`launch` runs on the device of its first tensor."""
 
     @wraps(launch)
     def guarded(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-        first = arguments[0]
-        assert isinstance(first, Tensor)
+        first = next(each for each in arguments if isinstance(each, Tensor))
         with current(first.device):
             return launch(*arguments, **named)
 

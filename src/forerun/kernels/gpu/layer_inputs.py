@@ -1,7 +1,5 @@
 """The inputs of their own that Gemma's small models have for every layer, from the token and from its embedding."""
 
-import typing
-
 import torch
 import triton
 import triton.language as tl
@@ -13,17 +11,8 @@ from forerun.kernels.gpu.overlap import after_previous, overlaps
 
 @triton.jit
 def _layer_inputs(
-    seen: typing.Any,
-    norm: typing.Any,
-    tokens: typing.Any,
-    table: typing.Any,
-    out: typing.Any,
-    seen_scale: typing.Any,
-    eps: typing.Any,
-    table_scale: typing.Any,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+    seen, norm, tokens, table, out, seen_scale, eps, table_scale, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
     """One layer's of one row, rounded wherever operations of their own would round."""
     row, layer = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forerun.kernels.gpu.gelu import gelu_exponent
-from forerun.kernels.gpu.guard import current
+from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import let_next_in, overlaps, wait_for_previous
 from forerun.kernels.matrix import FloatMatrix
 
@@ -159,6 +159,7 @@ class Products:
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(1 << 16, dtype=torch.int32, device=device)
 
+    @on_its_device
     def __call__(
         self,
         x: Tensor,
@@ -171,22 +172,6 @@ class Products:
         dtype: torch.dtype | None = None,
         cap: float = 0.0,
         cut: Tiling | None = None,
-    ) -> Tensor:
-        """See `run`; on the device of x."""
-        with current(x.device):
-            return self.run(x, matrix, gated, gelu, residual, gates, dtype, cap, cut)
-
-    def run(
-        self,
-        x: Tensor,
-        matrix: FloatMatrix,
-        gated: bool,
-        gelu: bool,
-        residual: Tensor | None,
-        gates: Tensor | None,
-        dtype: torch.dtype | None,
-        cap: float,
-        cut: Tiling | None,
     ) -> Tensor:
         """x [rows, in] → [rows, out]: with `gated` silu(first half) · second half; plus `residual`; in `dtype`.
 

@@ -3,7 +3,7 @@
 One program per row, per head of a row, or per block of columns of a row: the row count is the grid and nothing else.
 """
 
-import typing
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +18,7 @@ LONGEST_ROW = 16384  # that a norm holds in one program
 
 
 @triton.jit
-def _embed(tokens: typing.Any, table: typing.Any, out: typing.Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _embed(tokens, table, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     after_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -28,15 +28,7 @@ def _embed(tokens: typing.Any, table: typing.Any, out: typing.Any, WIDTH: tl.con
 
 
 @triton.jit
-def _rms_norm(
-    x: typing.Any,
-    weight: typing.Any,
-    out: typing.Any,
-    eps: typing.Any,
-    x_stride: typing.Any,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _rms_norm(x, weight, out, eps, x_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -48,9 +40,7 @@ def _rms_norm(
 
 
 @triton.jit
-def _silu_mul(
-    gate_up: typing.Any, out: typing.Any, stride: typing.Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _silu_mul(gate_up, out, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -62,16 +52,7 @@ def _silu_mul(
 
 
 @triton.jit
-def _sigmoid_gate(
-    x: typing.Any,
-    gate: typing.Any,
-    out: typing.Any,
-    x_stride: typing.Any,
-    gate_stride: typing.Any,
-    SHARED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _sigmoid_gate(x, gate, out, x_stride, gate_stride, SHARED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -87,17 +68,8 @@ def _sigmoid_gate(
 
 @triton.jit
 def _gated_norm(
-    x: typing.Any,
-    gate: typing.Any,
-    weight: typing.Any,
-    out: typing.Any,
-    eps: typing.Any,
-    x_stride: typing.Any,
-    gate_stride: typing.Any,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+    x, gate, weight, out, eps, x_stride, gate_stride, HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < SIZE
@@ -112,98 +84,60 @@ def _gated_norm(
 
 
 @on_its_device
+def on_columns(kernel: Any, out: Tensor, *arguments: Any) -> Tensor:
+    """Launch an element-wise operation that writes `out` [rows, width]: a program takes a block of columns of a row."""
+    rows, width = out.shape
+    if rows:
+        grid = rows, triton.cdiv(width, COLUMNS)
+        kernel[grid](*arguments, width, COLUMNS, num_warps=4, launch_pdl=overlaps(out.device))
+    return out
+
+
+@on_its_device
+def on_heads(kernel: Any, out: Tensor, size: int, *arguments: Any) -> Tensor:
+    """Launch an operation that writes `out` [rows, heads · size]: a program holds a head of a row, or all of it."""
+    rows, heads = len(out), out.shape[1] // size
+    if rows:
+        block = triton.next_power_of_2(size)
+        warps = max(1, min(16, block // 512))  # 16 columns for each thread of a wide one
+        kernel[rows, heads](*arguments, size, block, num_warps=warps, launch_pdl=overlaps(out.device))
+    return out
+
+
 def embed(tokens: Tensor, table: Tensor) -> Tensor:
     """Rows [rows, width] of table [vocab, width]; tokens [rows] int64."""
-    rows, width = len(tokens), table.shape[1]
     assert table.is_contiguous()
-    out = torch.empty(rows, width, dtype=table.dtype, device=table.device)
-    if rows:
-        _embed[blocks_of(rows, width)](
-            tokens, table, out, width, COLUMNS, num_warps=4, launch_pdl=overlaps(table.device)
-        )
-    return out
+    out = torch.empty(len(tokens), table.shape[1], dtype=table.dtype, device=table.device)
+    return on_columns(_embed, out, tokens, table, out)
 
 
-@on_its_device
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[rows, width] → [rows, width]; x may be a slice of columns."""
-    rows, width = x.shape
+    width = x.shape[1]
     assert width <= LONGEST_ROW and x.stride(1) == 1
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    if rows:
-        block = triton.next_power_of_2(width)
-        early = overlaps(x.device)
-        _rms_norm[(rows,)](x, weight, out, eps, x.stride(0), width, block, num_warps=warps_for(block), launch_pdl=early)
-    return out
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return on_heads(_rms_norm, out, width, x, weight, out, eps, x.stride(0))
 
 
-@on_its_device
 def silu_mul(gate_up: Tensor) -> Tensor:
     """[rows, 2 · width] → silu(first half) · second half: [rows, width]."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
-    out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
-    if rows:
-        _silu_mul[blocks_of(rows, width)](
-            gate_up, out, gate_up.stride(0), width, COLUMNS, num_warps=4, launch_pdl=overlaps(out.device)
-        )
-    return out
+    out = torch.empty(len(gate_up), gate_up.shape[1] // 2, dtype=gate_up.dtype, device=gate_up.device)
+    return on_columns(_silu_mul, out, gate_up, out, gate_up.stride(0))
 
 
-@on_its_device
 def sigmoid_gate(x: Tensor, gate: Tensor, first: int) -> Tensor:
     """x [rows, width] · sigmoid of columns `first` and following of gate; a gate with one column left is shared."""
-    rows, width = x.shape
     left = gate.shape[1] - first
-    assert left in (1, width) and x.stride(1) == 1 and gate.stride(1) == 1
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    if rows:
-        _sigmoid_gate[blocks_of(rows, width)](
-            x,
-            gate[:, first:],
-            out,
-            x.stride(0),
-            gate.stride(0),
-            left == 1,
-            width,
-            COLUMNS,
-            num_warps=4,
-            launch_pdl=overlaps(x.device),
-        )
-    return out
+    assert left in (1, x.shape[1]) and x.stride(1) == 1 and gate.stride(1) == 1
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return on_columns(_sigmoid_gate, out, x, gate[:, first:], out, x.stride(0), gate.stride(0), left == 1)
 
 
-@on_its_device
 def gated_norm(x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
     """RMS norm of each head of x [rows, heads · size], times weight, times silu of gate's columns from `first`."""
     rows, size = len(x), len(weight)
     heads = x.shape[1] // size
     assert x.stride(1) == 1 and gate.stride(1) == 1
     out = torch.empty(rows, heads * size, dtype=x.dtype, device=x.device)
-    if rows:
-        block = triton.next_power_of_2(size)
-        _gated_norm[(rows, heads)](
-            x,
-            gate[:, first:],
-            weight,
-            out,
-            eps,
-            x.stride(0),
-            gate.stride(0),
-            heads,
-            size,
-            block,
-            num_warps=warps_for(block),
-            launch_pdl=overlaps(x.device),
-        )
-    return out
-
-
-def blocks_of(rows: int, width: int) -> tuple[int, int]:
-    """The grid of an element-wise operation."""
-    return rows, triton.cdiv(width, COLUMNS)
-
-
-def warps_for(block: int) -> int:
-    """Warps of a program that holds a whole row or head: 16 columns for each thread of a wide one."""
-    return max(1, min(16, block // 512))
+    return on_heads(_gated_norm, out, size, x, gate[:, first:], weight, out, eps, x.stride(0), gate.stride(0), heads)

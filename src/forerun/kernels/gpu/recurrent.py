@@ -5,8 +5,6 @@ them: convolution, norms, gates. A second one takes the recorded rows one after 
 that count and then the new ones: one loop for both, whose body exists once in the compiled code.
 """
 
-import typing
-
 import torch
 import triton
 import triton.language as tl
@@ -98,19 +96,19 @@ def recurrence(
 
 @triton.jit
 def _convolve(
-    first: typing.Any,  # of x, at the sequence's first row
-    line: typing.Any,  # of the slot's inputs: WINDOW - 1 rows of the past from `keep` on
-    weight: typing.Any,
-    channel: typing.Any,  # [1, BLOCK]
-    inside: typing.Any,
-    keep: typing.Any,
-    width: typing.Any,
-    stride: typing.Any,
+    first,  # of x, at the sequence's first row
+    line,  # of the slot's inputs: WINDOW - 1 rows of the past from `keep` on
+    weight,
+    channel,  # [1, BLOCK]
+    inside,
+    keep,
+    width,
+    stride,
     WINDOW: tl.constexpr,
     PAST: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
-) -> typing.Any:
+):
     """silu of the convolution of a block of channels of all rows, rounded: [ROWS, BLOCK]; moves the past on.
 
     Element by element, so no row sees another.
@@ -136,15 +134,15 @@ def _convolve(
 
 @triton.jit
 def _prepare_head(
-    head: typing.Any,
-    line: typing.Any,
-    first: typing.Any,
-    weight: typing.Any,
-    keep: typing.Any,
-    width: typing.Any,
-    stride: typing.Any,
-    queries: typing.Any,  # of the sequence's rows [ROWS, 1], as the record
-    record: typing.Any,
+    head,
+    line,
+    first,
+    weight,
+    keep,
+    width,
+    stride,
+    queries,  # of the sequence's rows [ROWS, 1], as the record
+    record,
     KEY_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -154,7 +152,7 @@ def _prepare_head(
     BLOCK: tl.constexpr,
     SCALE: tl.constexpr,
     EPS: tl.constexpr,
-) -> None:
+):
     """Queries and keys of a key head, normalised, and their products."""
     column = tl.arange(0, BLOCK)[None, :]
     inside, known = column < SIZE, (tl.arange(0, ROWS) < width)[:, None]
@@ -173,15 +171,15 @@ def _prepare_head(
 
 @triton.jit
 def _prepare_gates(
-    gates: typing.Any,  # of the sequence's rows [ROWS, 1], as the record from its decays on
-    record: typing.Any,
-    rate: typing.Any,
-    bias: typing.Any,
-    width: typing.Any,
+    gates,  # of the sequence's rows [ROWS, 1], as the record from its decays on
+    record,
+    rate,
+    bias,
+    width,
     HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Decay and strength of all heads. log(1 + y) = 2·artanh(y / (2 + y)): a GPU's logarithm is coarse near 1."""
     head = tl.arange(0, BLOCK)[None, :]
     inside = head < HEADS
@@ -203,21 +201,21 @@ def _prepare_gates(
     do_not_specialize_on_alignment=["gates", "slots", "rate", "bias"],
 )
 def _prepare(
-    x: typing.Any,
-    gates: typing.Any,
-    weight: typing.Any,
-    queries: typing.Any,
-    inputs: typing.Any,
-    record: typing.Any,
-    slots: typing.Any,
-    kept: typing.Any,
-    parities: typing.Any,
-    rate: typing.Any,
-    bias: typing.Any,
-    width: typing.Any,
-    x_stride: typing.Any,
-    gate_stride: typing.Any,
-    capacity: typing.Any,
+    x,
+    gates,
+    weight,
+    queries,
+    inputs,
+    record,
+    slots,
+    kept,
+    parities,
+    rate,
+    bias,
+    width,
+    x_stride,
+    gate_stride,
+    capacity,
     WINDOW: tl.constexpr,
     PAST: tl.constexpr,
     KEY_HEADS: tl.constexpr,
@@ -263,22 +261,22 @@ def _prepare(
 
 
 @triton.jit
-def _sum_keys(x: typing.Any) -> typing.Any:
+def _sum_keys(x):
     """[KEYS / RUN, RUN, COLUMNS] → [COLUMNS]: first within threads, then across."""
     return tl.sum(tl.sum(x, axis=1), axis=0)
 
 
 @triton.jit(do_not_specialize=["width", "capacity"], do_not_specialize_on_alignment=["slots"])
 def _delta_rule(
-    queries: typing.Any,
-    out: typing.Any,
-    state: typing.Any,
-    record: typing.Any,
-    slots: typing.Any,
-    kept: typing.Any,
-    parities: typing.Any,
-    width: typing.Any,
-    capacity: typing.Any,
+    queries,
+    out,
+    state,
+    record,
+    slots,
+    kept,
+    parities,
+    width,
+    capacity,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     KEY_SIZE: tl.constexpr,
@@ -289,7 +287,7 @@ def _delta_rule(
     COLUMNS: tl.constexpr,
     RUN: tl.constexpr,
     STAGES: tl.constexpr,
-) -> None:
+):
     """A block of columns of one head's state, through the rows to replay and then the rows of the pass."""
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + sequence).to(tl.int64)

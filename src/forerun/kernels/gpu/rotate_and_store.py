@@ -1,7 +1,5 @@
 """From a fused projection to attention, in one launch: head norms, rotary embedding, keys and values into pages."""
 
-import typing
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,18 +10,7 @@ from forerun.kernels.interface import HeadLayout, LayerPages, PassRows
 
 
 @triton.jit
-def _norm(
-    left: typing.Any,
-    right: typing.Any,
-    rest: typing.Any,
-    weight: typing.Any,
-    pair: typing.Any,
-    other: typing.Any,
-    eps: typing.Any,
-    SIZE: tl.constexpr,
-    HALF: tl.constexpr,
-    DTYPE: tl.constexpr,
-) -> typing.Any:
+def _norm(left, right, rest, weight, pair, other, eps, SIZE: tl.constexpr, HALF: tl.constexpr, DTYPE: tl.constexpr):
     """RMS norm of one head, rounded as `head_norm` does before `rotate` reads it."""
     left_weight = tl.load(weight + pair, mask=pair < HALF, other=0.0)
     right_weight = tl.load(weight + HALF + pair, mask=pair < HALF, other=0.0)
@@ -40,17 +27,7 @@ def _norm(
 
 
 @triton.jit
-def _write(
-    target: typing.Any,
-    left: typing.Any,
-    right: typing.Any,
-    rest: typing.Any,
-    pair: typing.Any,
-    other: typing.Any,
-    STEP: tl.constexpr,
-    SIZE: tl.constexpr,
-    HALF: tl.constexpr,
-) -> None:
+def _write(target, left, right, rest, pair, other, STEP: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr):
     tl.store(target + pair * STEP, left.to(target.dtype.element_ty), mask=pair < HALF)
     tl.store(target + (HALF + pair) * STEP, right.to(target.dtype.element_ty), mask=pair < HALF)
     if 2 * HALF < SIZE:
@@ -59,22 +36,22 @@ def _write(
 
 @triton.jit(do_not_specialize=["width", "table_stride"], do_not_specialize_on_alignment=["position", "table"])
 def _rotate_and_store(
-    qkv: typing.Any,
-    keys: typing.Any,
-    values: typing.Any,
-    position: typing.Any,
-    table: typing.Any,
-    cos: typing.Any,
-    sin: typing.Any,
-    query_norm: typing.Any,
-    key_norm: typing.Any,
-    value_norm: typing.Any,
-    eps: typing.Any,
-    width: typing.Any,
-    table_stride: typing.Any,
-    qkv_stride: typing.Any,
-    key_stride: typing.Any,
-    value_stride: typing.Any,
+    qkv,
+    keys,
+    values,
+    position,
+    table,
+    cos,
+    sin,
+    query_norm,
+    key_norm,
+    value_norm,
+    eps,
+    width,
+    table_stride,
+    qkv_stride,
+    key_stride,
+    value_stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -82,7 +59,7 @@ def _rotate_and_store(
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
-) -> None:
+):
     """One head of one row. The thread that has column i of a pair also has column i + HALF, so in place is safe."""
     row = tl.program_id(0)
     head = tl.program_id(1)  # queries, then keys, then values

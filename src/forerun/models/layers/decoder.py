@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from forerun.kernels.interface import Kernels
+from forerun.kernels.interface import Activation, Kernels
 from forerun.kernels.matrix import Matrix, Rounded, Weight
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.layer import Layer, norms_after
-from forerun.models.layers.loader import Loader, refuse_mlx, rounded
+from forerun.models.layers.loader import Loader, embedding_table, refuse_mlx, rounded
 from forerun.models.layers.mtp import MtpHead, native_head
 from forerun.models.layers.rope import RopeTables
 from forerun.models.layers.rows import Output, Pass
@@ -88,22 +88,21 @@ class Decoder:
             yield from layer.matrices()
 
     def matrices(self) -> list[Matrix]:
-        """One matrix of every shape that a pass multiplies with; the exactness probe tries each."""
-        return list(self._kinds().values())
+        """One matrix of every kind that a pass multiplies with."""
+        return [matrix for matrix, _ in self.products()]
 
-    def gated_matrices(self) -> list[Matrix]:
-        """Those among `matrices` that a pass multiplies with through `gated_linear`."""
-        return [matrix for (_, _, gated), matrix in self._kinds().items() if gated]
-
-    def _kinds(self) -> dict[tuple[type[Matrix], tuple[int, int], bool], Matrix]:
-        """The first matrix of each type and shape, those of gates and others apart."""
-        kinds = {(type(self.head), self.head.shape, False): self.head}
+    def products(self) -> list[tuple[Matrix, Activation | None]]:
+        """The first matrix of each type and shape; those that go through `gated_linear` apart, by their activation."""
+        kinds: dict[tuple[type[Matrix], tuple[int, int], Activation | None], Matrix] = {}
+        kinds[type(self.head), self.head.shape, None] = self.head
         if self.per_layer is not None:
-            kinds[type(self.per_layer.project), self.per_layer.project.shape, False] = self.per_layer.project
+            kinds[type(self.per_layer.project), self.per_layer.project.shape, None] = self.per_layer.project
         for layer in self.layers:
+            network = layer.feed_forward
             for matrix in layer.shapes():
-                kinds.setdefault((type(matrix), matrix.shape, matrix is layer.feed_forward.gated), matrix)
-        return kinds
+                activation = network.activation if matrix is network.gated else None
+                kinds.setdefault((type(matrix), matrix.shape, activation), matrix)
+        return [(matrix, activation) for (_, _, activation), matrix in kinds.items()]
 
     def forward(self, batch: Pass) -> Output:
         """Run all rows; each sequence's pages and state take part."""
@@ -155,11 +154,6 @@ class Decoder:
     def native_head(self) -> MtpHead | None:
         """The head the checkpoint came with; None when it never had one, an error when it was lost or does not fit."""
         return native_head(self._loader, self.embedding, self.head)
-
-
-def embedding_table(stored: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """On a GPU in the precision of activations; on a CPU as stored, mapped from the file."""
-    return stored.to(device) if device.type == "cpu" else stored.to(device, dtype)
 
 
 def has_own_output(checkpoint: Checkpoint, embedding: Tensor) -> bool:

@@ -47,13 +47,14 @@ class Sparse:
     top: int
     shared: Expert
     shared_gate: Matrix  # [1, hidden], never quantised
+    activation: Activation = "silu"  # of all of them
 
     def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, prefill: bool) -> Tensor:
         """[rows, hidden] → `before`, if any, and what it adds."""
         # Routing goes through the routine of decoding in prefill too: experts differ by far more than rounding.
         ids, weights = kernels.route(kernels.linear(x, self.router, prefill=False), self.top)
-        mixed = kernels.experts(x, ids, weights, self.experts, prefill)
-        inner = kernels.gated_linear(x, self.shared.gate_up, prefill)
+        mixed = kernels.experts(x, ids, weights, self.experts, prefill, self.activation)
+        inner = kernels.gated_linear(x, self.shared.gate_up, prefill, self.activation)
         shared = kernels.linear(inner, self.shared.down, prefill)
         both = mixed + kernels.sigmoid_gate(shared, kernels.linear(x, self.shared_gate, prefill), 0)
         return both if before is None else before + both

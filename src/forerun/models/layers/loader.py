@@ -191,7 +191,7 @@ class Loader:
         size, hidden = config.size, self.config.hidden
         table = self.checkpoint.take(prefix + "embed_tokens_per_layer.weight", (config.vocab, layers * size))
         return PerLayerInputs(
-            table=table.to(self.device) if self.device.type == "cpu" else table.to(self.device, self.dtype),
+            table=embedding_table(table, self.device, self.dtype),
             table_scale=rounded(size**0.5, table.dtype),
             project=self._fused(prefix, {"per_layer_model_projection": layers * size}, hidden),
             norm=self.norm(prefix + "per_layer_projection_norm.weight", size),
@@ -220,6 +220,11 @@ class Loader:
             return self._joined([stack[number].to(self.device, self.dtype) for stack in stacks])
 
         return [Expert(one(opening, number), one(closing, number)) for number in range(count)]
+
+
+def embedding_table(stored: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """On a GPU in the precision of activations; on a CPU as stored, mapped from the file."""
+    return stored.to(device) if device.type == "cpu" else stored.to(device, dtype)
 
 
 def rounded(number: float, dtype: torch.dtype) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.kernels.interface import HeadLayout, Kernels
 from forerun.kernels.matrix import Matrix
-from forerun.models.layers.config import AttentionConfig
+from forerun.models.layers.config import AttentionConfig, LayerConfig
 from forerun.models.layers.layer import Layer
 from forerun.models.layers.loader import Loader
 from forerun.models.layers.mixers import AttentionMixer
@@ -98,6 +98,23 @@ class MtpHead:
         return self.kernels.logits(hidden, self.output)
 
 
+def read_head(loader: Loader, block: LayerConfig, embedding: Tensor, output: Matrix) -> MtpHead:
+    """What native heads and trained ones have in common, under the same names."""
+    hidden = loader.config.hidden
+    return MtpHead(
+        kernels=loader.kernels,
+        block=loader.layer("mtp.layers.0.", block, 0),
+        rope=loader.rope,
+        embedding=embedding,
+        embedding_norm=loader.norm("mtp.pre_fc_norm_embedding.weight", hidden),
+        hidden_norm=loader.norm("mtp.pre_fc_norm_hidden.weight", hidden),
+        final_norm=loader.norm("mtp.norm.weight", hidden),
+        fc=loader.exact("mtp.fc.weight", hidden, 2 * hidden),
+        eps=loader.config.eps,
+        output=output,
+    )
+
+
 def native_head(loader: Loader, embedding: Tensor, output: Matrix) -> MtpHead | None:
     """The head that Qwen3.5 checkpoints ship, one gated attention block; None when there neither is nor should be one.
 
@@ -117,19 +134,7 @@ def native_head(loader: Loader, embedding: Tensor, output: Matrix) -> MtpHead | 
         raise ForerunError(f"{checkpoint.path}: an MTP head of more than one block is not supported")
     if config.mtp_own_embedding:
         raise ForerunError(f"{checkpoint.path}: an MTP head with an embedding of its own is not supported")
-    hidden = config.hidden
     kind = next(layer for layer in config.layers if isinstance(layer.mixer, AttentionConfig))
-    head = MtpHead(
-        kernels=loader.kernels,
-        block=loader.layer("mtp.layers.0.", kind, 0),
-        rope=loader.rope,
-        embedding=embedding,
-        embedding_norm=loader.norm("mtp.pre_fc_norm_embedding.weight", hidden),
-        hidden_norm=loader.norm("mtp.pre_fc_norm_hidden.weight", hidden),
-        final_norm=loader.norm("mtp.norm.weight", hidden),
-        fc=loader.exact("mtp.fc.weight", hidden, 2 * hidden),
-        eps=config.eps,
-        output=output,
-    )
+    head = read_head(loader, kind, embedding, output)
     checkpoint.finish(lambda name: not name.startswith("mtp."))
     return head

@@ -50,14 +50,12 @@ class RopeConfig:
         return {name: getattr(self, name) for name in ("rope_type", "rope_theta", *KINDS[self.rope_type])}
 
 
-def read_rope(
-    config: ConfigReader, columns: int, default_theta: float = 10000.0, *, partial: bool = False
-) -> RopeConfig:
+def read_rope(config: ConfigReader, columns: int, *, partial: bool = False) -> RopeConfig:
     """The rope settings of a config.json, old style (`rope_theta`, `rope_scaling`) or new (`rope_parameters`).
 
     `partial`: the family may rotate a part of each head, and the caller knows how many columns that are.
     """
-    theta = config.number("rope_theta", default_theta, above=1.0)
+    theta = config.number("rope_theta", 10000.0, above=1.0)
     return read_rope_settings(config, rope_part(config), columns, theta, partial)
 
 
