@@ -189,9 +189,11 @@ class BusyWorld:
 def test_looks_at_drafting_that_comes_near_cost_next_to_nothing() -> None:
     """Drafting nearly pays, which is worth a look soon, but for each look drafters read the prompts of half a batch."""
     world = BusyWorld()
+    world.run(2_000)
+    first = world.read  # for the comparison at the start, and for nothing else yet
     world.run(20_000)
-    assert world.of_plain > 0.975
-    assert world.read > 100, "it is looked at all the same"
+    assert world.of_plain > 0.985
+    assert world.read > 3 * first, "it is looked at again all the same"
 
 
 def test_what_drafters_read_is_not_held_against_plain_decoding() -> None:
