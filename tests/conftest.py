@@ -16,7 +16,7 @@ import torch
 from forerun.errors import ForerunError
 from forerun.weights.find import built_in_file
 from forerun.weights.gguf_convert import convert_gguf
-from forerun.weights.home import forerun_home
+from forerun.home import forerun_home
 
 sys.path.insert(0, str(Path(__file__).parent))
 

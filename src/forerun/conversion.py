@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
+from forerun.home import expanded
 from forerun.kernels.matrix import round_to_int8
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
@@ -26,7 +27,6 @@ from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
 from forerun.weights.folder import INDEX, file_inside, new_folder, save_in_files, write_json
 from forerun.weights.gguf_convert import MANIFEST
-from forerun.weights.home import expanded
 
 SIDE_FILES = (".json", ".txt", ".jinja", ".model", ".md")  # tokenizer, templates, licence
 SIDE_LIMIT = 200 * 2**20

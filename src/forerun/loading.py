@@ -28,7 +28,9 @@ from forerun.engine.device import device_executor
 from forerun.engine.engine import CHUNK, Engine
 from forerun.engine.graphs import GraphedTarget, Graphs
 from forerun.engine.probe import ProbeResult, probe
+from forerun.engine.recorded import RecordedTarget
 from forerun.errors import ForerunError
+from forerun.home import expanded, forerun_home
 from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
 from forerun.media.loading import media_reader, media_weights
@@ -37,6 +39,7 @@ from forerun.models.families import build
 from forerun.models.gemma4_assistant import POSITIONS
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
+from forerun.models.layers.rows import Target
 from forerun.openmp import limit_workers, release_workers
 from forerun.options import whole_number
 from forerun.policy.cost_file import CostFile, machine_facts
@@ -47,7 +50,6 @@ from forerun.weights.find import find
 from forerun.weights.fingerprint import fingerprint
 from forerun.weights.generation_config import generation_defaults
 from forerun.weights.heads import find_head
-from forerun.weights.home import expanded, forerun_home
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 PAGE = 64  # tokens per page
@@ -91,7 +93,8 @@ def load_model(
             towers = media_weights(checkpoint, decoder.dtype)
             pool = make_pool(decoder, context, machine, towers)
             target = graphed(decoder, pool, context) if machine.graphs else None
-            result = run_probe(decoder, pool, progress, target)
+            host = recorded(decoder, pool)
+            result = run_probe(decoder, pool, progress, target or host)
         tokenizer = reading.result()
     vocab = min(len(tokenizer), decoder.config.vocab)
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
@@ -125,6 +128,7 @@ def load_model(
         unavailable=({} if heads.missing is None else {"mtp": heads.missing}) | assistant.missing,
         costs=costs,
         executor=None if target is None else device_executor(target, drafters, vocab, costs),
+        target=host,
     )
     release_workers()  # answers may be made on another thread
     return_freed_memory()
@@ -232,10 +236,16 @@ def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int, con
     return MtpDrafter(head, own, vocab, CHUNK)
 
 
-def run_probe(decoder: Decoder, pool: PagePool, progress: Progress, target: GraphedTarget | None) -> ProbeResult:
-    """The exactness probe, through the code that will serve: `target`, or the decoder itself."""
+def run_probe(decoder: Decoder, pool: PagePool, progress: Progress, target: Target) -> ProbeResult:
+    """The exactness probe, through the code that will serve."""
+    counts = target.counts if isinstance(target, GraphedTarget) else None
     with progress.task("checking exactness", None), torch.inference_mode():
-        return probe(decoder, pool, PROBED_WIDTHS, target, None if target is None else target.counts)
+        return probe(decoder, pool, PROBED_WIDTHS, target, counts)
+
+
+def recorded(decoder: Decoder, pool: PagePool) -> Target:
+    """On a CPU, passes that are written down once; elsewhere the decoder itself."""
+    return RecordedTarget(decoder, pool) if decoder.device.type == "cpu" else decoder
 
 
 def graphed(decoder: Decoder, pool: PagePool, context: int) -> GraphedTarget:

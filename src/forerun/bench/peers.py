@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
+from forerun.home import expanded
 from forerun.language_model import LanguageModel
 from forerun.weights.find import BUILT_IN, built_in_file, find
-from forerun.weights.home import expanded
 
 
 @dataclass(frozen=True, slots=True)

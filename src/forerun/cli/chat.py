@@ -24,8 +24,8 @@ from forerun.cli.flags import (
 from forerun.cli.generation_flags import check_options, with_generation_flags
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
+from forerun.home import forerun_home
 from forerun.options import GenerationOptions
-from forerun.weights.home import forerun_home
 
 HISTORY_LINES = 1000
 

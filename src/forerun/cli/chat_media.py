@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError
+from forerun.home import expanded
 from forerun.media.parts import Kind
 from forerun.media.sources import from_file
 from forerun.text.content import MEDIA_KINDS
-from forerun.weights.home import expanded
 
 OPENAI_FORMATS = ("wav", "mp3")  # of sound; all others go in the form that vLLM added
 USUAL = {"image": "png", "video": "mp4", "audio": "wav"}  # where a file's name does not say

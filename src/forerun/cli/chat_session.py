@@ -12,9 +12,9 @@ from forerun.cli.chat_media import attached_part, is_kept_content
 from forerun.cli.chat_talkers import Message, Outcome, Talker, saved_seconds
 from forerun.cli.generation_flags import SHORT_NAMES, parse_option
 from forerun.errors import ForerunError
+from forerun.home import expanded
 from forerun.media.parts import Kind
 from forerun.options import GenerationOptions
-from forerun.weights.home import expanded
 
 FORMAT = "forerun-chat"
 ROLES = ("system", "user", "assistant")

@@ -11,7 +11,7 @@ import typer
 from forerun.cli.flags import ModelArgument, Quiet, model_option, panel, require_positive
 from forerun.cli.terminal_progress import terminal_progress
 from forerun.errors import ForerunError
-from forerun.weights.home import expanded
+from forerun.home import expanded
 
 data, training = panel("Data"), panel("Training")
 DEFAULT_MINUTES = 30.0

@@ -23,6 +23,7 @@ from forerun.engine.scheduler import Scheduler
 from forerun.engine.sequence import Sequence, Status, TextSink
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.rows import Target
 from forerun.policy.acceptance import Priors
 from forerun.policy.batch import BatchPolicy
 from forerun.policy.budget import cut_drafts
@@ -54,11 +55,15 @@ class Engine:
         unavailable: Mapping[str, str] | None = None,
         costs: CostTable | None = None,
         executor: HostExecutor | None = None,
+        target: Target | None = None,
     ) -> None:
-        """`unavailable`: why a drafter that a user may ask for is not among `drafters`. `executor`: of a device."""
+        """`unavailable`: why a drafter that a user may ask for is not among `drafters`.
+
+        `executor`: of a device. `target`: runs the model's passes, where that is not the model itself.
+        """
         self.model, self.pool, self.drafters = model, pool, Drafters(drafters, vocab, unavailable)
         self.costs, self.priors = costs or CostTable(), Priors()  # learned about this machine and earlier requests
-        self.executor = executor or HostExecutor(model, self.drafters, self.costs, not pool.on_device)
+        self.executor = executor or HostExecutor(target or model, self.drafters, self.costs, not pool.on_device)
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
         scheduler = self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
         self.owner = Ownership(pool.device, lambda: scheduler.idle, scheduler.recount)

@@ -10,21 +10,33 @@ from torch import Tensor
 
 from forerun.kernels.interface import (
     Activation,
-    Angles,
     Decay,
     DeltaLayout,
     Expert,
     Experts,
-    HeadLayout,
-    HeadNorms,
     Joined,
-    LayerPages,
     PassRows,
 )
 from forerun.kernels.matrix import Matrix
 
 
-class Composed(ABC):
+class TorchRows:
+    """Rows moved and added by torch itself, which does that with the same bits in a pass of any size."""
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        return x + other
+
+    def beside(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), dim=1)
+
+    def pick(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        return x if rows is None else x[rows]
+
+    def rule_out(self, logits: Tensor, never: Tensor) -> Tensor:
+        return logits.index_fill_(1, never, float("-inf"))
+
+
+class Composed(TorchRows, ABC):
     """One after another."""
 
     joins_gates = False
@@ -42,18 +54,6 @@ class Composed(ABC):
     @abstractmethod
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """[rows, 2·width] → gelu(first half), in the form with tanh, · second half."""
-
-    @abstractmethod
-    def head_norm(self, x: Tensor, first: int, heads: int, weight: Tensor, eps: float) -> None:
-        """RMS norm in place of `heads` heads starting at column `first`."""
-
-    @abstractmethod
-    def rotate(self, x: Tensor, first: int, heads: int, size: int, rows: PassRows, angles: Angles) -> None:
-        """Rotary embedding in place of `heads` heads starting at column `first`."""
-
-    @abstractmethod
-    def store(self, qkv: Tensor, layout: HeadLayout, rows: PassRows, layer: LayerPages) -> None:
-        """Write the keys and values of all rows into the pages of their sequences."""
 
     @abstractmethod
     def convolve(self, x: Tensor, layout: DeltaLayout, rows: PassRows, layer: int, weight: Tensor) -> Tensor:
@@ -140,25 +140,6 @@ class Composed(ABC):
     def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
         found = self.linear(x, matrix, prefill=False).float()
         return self.soft_cap(found, cap) if cap else found
-
-    def rotate_and_store(
-        self,
-        qkv: Tensor,
-        layout: HeadLayout,
-        rows: PassRows,
-        layer: LayerPages,
-        angles: Angles,
-        norms: HeadNorms | None,
-    ) -> None:
-        if norms is not None:
-            self.head_norm(qkv, 0, layout.heads, norms.queries, norms.eps)
-            if layout.kv_heads:
-                self.head_norm(qkv, layout.key_column, layout.kv_heads, norms.keys, norms.eps)
-            if layout.kv_heads and norms.values is not None:
-                self.head_norm(qkv, layout.value_column, layout.kv_heads, norms.values, norms.eps)
-        self.rotate(qkv, 0, layout.heads + layout.kv_heads, layout.size, rows, angles)
-        if layout.kv_heads:
-            self.store(qkv, layout, rows, layer)
 
     def pack_experts(self, experts: list[Expert]) -> Experts:
         return experts

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from forerun.kernels.composed import TorchRows
 from forerun.kernels.gpu import added_norms, gelu, norms, recurrent, recurrent_prefill
 from forerun.kernels.gpu import attention as attend
 from forerun.kernels.gpu import experts as mixture
@@ -36,7 +37,7 @@ from forerun.kernels.matrix import FloatMatrix, Matrix, Rounded, Weight
 from forerun.kernels.prefill import prefill_attention
 
 
-class CudaKernels:
+class CudaKernels(TorchRows):
     """Weights in floating point."""
 
     name = "cuda"

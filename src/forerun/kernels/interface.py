@@ -303,6 +303,22 @@ class Kernels(Protocol):
         """
         ...
 
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """x + other."""
+        ...
+
+    def beside(self, parts: Sequence[Tensor]) -> Tensor:
+        """Columns of several [rows, …] one after another."""
+        ...
+
+    def pick(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        """Some rows, by their numbers [n] int64; None: all of them."""
+        ...
+
+    def rule_out(self, logits: Tensor, never: Tensor) -> Tensor:
+        """Logits of the tokens `never` [n] int64 become −∞, in place."""
+        ...
+
     def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:
         """gelu(linear(x)) · own, in the form with tanh; own [rows, out] may be a slice of columns."""
         ...

@@ -48,7 +48,25 @@ class IntMatrix:
         return self.shape[0] * self.shape[1] + 4 * self.shape[0]
 
 
-Matrix = FloatMatrix | IntMatrix
+@dataclass(slots=True)
+class TiledMatrix:
+    """Weights repacked for a CPU's products: parts one below the other, each in its own format."""
+
+    parts: list[Any]  # `kernels.cpu.tiles.Tiles`
+    bias: Tensor | None  # [out] float32
+    shape: tuple[int, int]
+
+    @property
+    def exact(self) -> bool:
+        """Is nothing rounded, neither weights nor what they are multiplied with?"""
+        return all(part.format is None for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.data.nbytes for part in self.parts)
+
+
+Matrix = FloatMatrix | IntMatrix | TiledMatrix
 
 
 @dataclass(slots=True)

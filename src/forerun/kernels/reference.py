@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, LayerPages, PassRows
+from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, HeadNorms, LayerPages, PassRows
 from forerun.kernels.matrix import (
     DIGIT,
     FloatMatrix,
@@ -63,6 +63,25 @@ class ReferenceKernels(RecurrentReference):
         wide = row.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return (wide * weight.float()).to(row.dtype)
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        layout: HeadLayout,
+        rows: PassRows,
+        layer: LayerPages,
+        angles: Angles,
+        norms: HeadNorms | None,
+    ) -> None:
+        if norms is not None:
+            self.head_norm(qkv, 0, layout.heads, norms.queries, norms.eps)
+            if layout.kv_heads:
+                self.head_norm(qkv, layout.key_column, layout.kv_heads, norms.keys, norms.eps)
+            if layout.kv_heads and norms.values is not None:
+                self.head_norm(qkv, layout.value_column, layout.kv_heads, norms.values, norms.eps)
+        self.rotate(qkv, 0, layout.heads + layout.kv_heads, layout.size, rows, angles)
+        if layout.kv_heads:
+            self.store(qkv, layout, rows, layer)
 
     def head_norm(self, x: Tensor, first: int, heads: int, weight: Tensor, eps: float) -> None:
         part = x[:, first : first + heads * len(weight)]

@@ -7,11 +7,11 @@ import importlib.util
 from pathlib import Path
 
 from forerun.errors import ForerunError
+from forerun.home import expanded, forerun_home
 from forerun.progress import NullProgress, Progress
 from forerun.weights.config import read_config
 from forerun.weights.folder import weight_files
 from forerun.weights.gguf_convert import convert_gguf
-from forerun.weights.home import expanded, forerun_home
 from forerun.weights.hub import HUB_ID, from_hub
 
 # Built-in names: the Python package that carries the weights, and how to get it.

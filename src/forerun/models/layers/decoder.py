@@ -14,6 +14,7 @@ from forerun.kernels.matrix import Matrix, Rounded, Weight
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.layer import Layer, norms_after
 from forerun.models.layers.loader import Loader, embedding_table, refuse_mlx, rounded
+from forerun.models.layers.mixers import AllAngles
 from forerun.models.layers.mtp import MtpHead, native_head
 from forerun.models.layers.rope import RopeTables
 from forerun.models.layers.rows import Output, Pass
@@ -106,10 +107,18 @@ class Decoder:
 
     def forward(self, batch: Pass) -> Output:
         """Run all rows; each sequence's pages and state take part."""
-        kernels, angles = self.kernels, self.rope.angles(batch)
-        x, tokens, own = self.embed(batch.tokens), batch.tokens, None
-        if batch.media is not None:
-            x, tokens = batch.media.merge(x), batch.media.text(tokens, MEDIA_TOKEN)
+        return self.run(self.kernels, batch, self.rope.angles(batch), *self.inputs(batch))
+
+    def inputs(self, batch: Pass) -> tuple[Tensor, Tensor]:
+        """What the first layer reads [rows, hidden], and the tokens [rows] that layers with inputs of their own see."""
+        x, tokens = self.embed(batch.tokens), batch.tokens
+        if batch.media is None:
+            return x, tokens
+        return batch.media.merge(x), batch.media.text(tokens, MEDIA_TOKEN)
+
+    def run(self, kernels: Kernels, batch: Pass, angles: AllAngles, x: Tensor, tokens: Tensor) -> Output:
+        """All layers, by `kernels`: they may also write down what they would do."""
+        own = None
         if self.per_layer is not None:
             own = self.per_layer.forward(kernels, tokens, x, batch.prefill)
         tapped: dict[int, Tensor] = {}
@@ -117,21 +126,21 @@ class Decoder:
         for index, (layer, norm) in enumerate(zip(self.layers, norms_after(self.layers, self.norm), strict=True)):
             if batch.features and index in self.taps:
                 tapped[index] = x
-            mine = None if own is None else own[:, index]
+            mine = None
+            if own is not None and self.per_layer is not None:
+                size = len(self.per_layer.norm)
+                mine = own[:, index * size : (index + 1) * size]
             x, hidden = layer.forward(kernels, x, hidden, norm, batch, angles, mine)
-        wanted = hidden if batch.wanted is None else hidden[batch.wanted]
-        features = torch.cat([*(tapped[tap] for tap in self.taps), hidden], dim=1) if batch.features else None
-        return Output(self._logits(wanted), features)
+        features = kernels.beside([*(tapped[tap] for tap in self.taps), hidden]) if batch.features else None
+        return Output(self._logits(kernels, kernels.pick(hidden, batch.wanted)), features)
 
     def logits(self, features: Tensor) -> Tensor:
         """Of rows that were run, by their features: float32 [rows, vocabulary]."""
-        return self._logits(features[:, -self.config.hidden :].contiguous())
+        return self._logits(self.kernels, features[:, -self.config.hidden :].contiguous())
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self.kernels.logits(hidden, self.head, self.config.softcap)
-        if self.never is not None:
-            logits.index_fill_(1, self.never, float("-inf"))
-        return logits
+    def _logits(self, kernels: Kernels, hidden: Tensor) -> Tensor:
+        logits = kernels.logits(hidden, self.head, self.config.softcap)
+        return logits if self.never is None else kernels.rule_out(logits, self.never)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """What the first layer reads of tokens [rows]: [rows, hidden]."""

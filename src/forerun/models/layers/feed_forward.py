@@ -56,8 +56,8 @@ class Sparse:
         mixed = kernels.experts(x, ids, weights, self.experts, prefill, self.activation)
         inner = kernels.gated_linear(x, self.shared.gate_up, prefill, self.activation)
         shared = kernels.linear(inner, self.shared.down, prefill)
-        both = mixed + kernels.sigmoid_gate(shared, kernels.linear(x, self.shared_gate, prefill), 0)
-        return both if before is None else before + both
+        both = kernels.plus(mixed, kernels.sigmoid_gate(shared, kernels.linear(x, self.shared_gate, prefill), 0))
+        return both if before is None else kernels.plus(before, both)
 
     @property
     def gated(self) -> Matrix:

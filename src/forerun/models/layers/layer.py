@@ -25,10 +25,9 @@ class PerLayerInputs:
     eps: float
 
     def forward(self, kernels: Kernels, tokens: Tensor, x: Tensor, prefill: bool) -> Tensor:
-        """[rows, layers, size] for tokens [rows] with embeddings x [rows, hidden]."""
+        """[rows, layers · size] for tokens [rows] with embeddings x [rows, hidden]."""
         seen, scale = kernels.linear(x, self.project, prefill), x.shape[1] ** -0.5
-        own = kernels.layer_inputs(seen, scale, self.norm, self.eps, tokens, self.table, self.table_scale)
-        return own.view(len(tokens), -1, len(self.norm))
+        return kernels.layer_inputs(seen, scale, self.norm, self.eps, tokens, self.table, self.table_scale)
 
 
 @dataclass(slots=True)

@@ -197,6 +197,10 @@ class Rope:
         self._fill(batch.rows.longest)
         return Angles(self.cos, self.sin)
 
+    def placeholder(self) -> Angles:
+        """Of no positions."""
+        return Angles(self.cos[:0], self.sin[:0])
+
     def _of_rows(self, positions: Tensor, axis: Tensor, first: int) -> Angles:
         """A table for rows `first` and following of one sequence: time, height and width of each [3, rows]."""
         turned = positions.float()[axis].T * self.inverse  # [rows, columns / 2]
@@ -230,6 +234,10 @@ class RopeTables:
     def angles(self, batch: Pass) -> dict[Rope, Angles]:
         """Of the rows of a pass, by table."""
         return {table: table.angles(batch) for table in self._tables.values()}
+
+    def placeholders(self) -> dict[Rope, Angles]:
+        """One for each table, of the right width: what a pass that is written down knows of them."""
+        return {table: table.placeholder() for table in self._tables.values()}
 
     def reserve(self, positions: int) -> None:
         """See `Rope.reserve`."""

@@ -14,11 +14,6 @@ from forerun.kernels.interface import Activation, Decay, DeltaLayout, Experts, P
 class RecurrentCpu(Composed):
     """float32 throughout."""
 
-    def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
-        out = torch.empty_like(x)
-        compiled.sigmoid_gate(x.numpy(), gate.numpy(), first, gate.shape[1] - first == 1, out.numpy())
-        return out
-
     def convolve(self, x: Tensor, layout: DeltaLayout, rows: PassRows, layer: int, weight: Tensor) -> Tensor:
         out = torch.empty(len(x), layout.width)
         mine, staged = rows.states[layer], rows.staged

@@ -1,0 +1,73 @@
+"""What a pass has to know of its rows, as arrays at fixed places: a program that was made once runs for any rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from forerun.kernels.cpu.attention import ITEMS
+from forerun.kernels.interface import PassRows
+
+TILE_ROWS = 16  # rows of one sequence that share the loads of keys and values
+
+
+class RowPlan:
+    """Owner and position of every row, tiles of rows for attention, and where block tables and angles are."""
+
+    def __init__(self, rows: int, groups: int, angles: int) -> None:
+        self.capacity = rows
+        self.count = np.zeros(1, np.int32)
+        self.tile_count = np.zeros(1, np.int32)
+        self.wanted_count = np.zeros(1, np.int32)
+        self.owner, self.position, self.stop = (np.zeros(rows, np.int32) for _ in range(3))
+        self.wanted = np.zeros(rows, np.int64)
+        self.tiles = np.zeros((rows, 2), np.int32)  # first row, rows
+        self.tables = np.zeros((groups, 2), np.int64)  # address, entries of a sequence
+        self.turns = np.zeros((angles, 2), np.int64)  # addresses of cosines and sines
+        self.shared = 1  # query heads of a key head, at most
+        self._kept: list[Any] = []  # what the addresses point to
+
+    def fill(self, rows: PassRows, angles: Sequence[tuple[Tensor, Tensor]], wanted: Tensor | None) -> None:
+        """Take over the rows of a pass."""
+        starts, positions = rows.query_start.tolist(), rows.position.tolist()
+        self.count[0] = count = starts[-1]
+        height = max(1, min(TILE_ROWS, ITEMS // self.shared))
+        tiles = 0
+        for sequence, position in enumerate(positions):
+            first, last = starts[sequence], starts[sequence + 1]
+            self.owner[first:last] = sequence
+            if last - first == 1:
+                self.position[first] = position
+                self.tiles[tiles] = first, 1
+                tiles += 1
+                continue
+            self.position[first:last] = np.arange(position, position + last - first)
+            for row in range(first, last, height):
+                self.tiles[tiles] = row, min(height, last - row)
+                tiles += 1
+        self.tile_count[0] = tiles
+        np.add(self.position[:count], 1, out=self.stop[:count])
+        together = None if rows.chunk is None else rows.chunk.together
+        if together is not None:
+            self._see_each_other(together.numpy())
+        self._kept = [*rows.block_tables, *angles]
+        for group, table in enumerate(rows.block_tables):
+            self.tables[group] = table.data_ptr(), table.stride(0)
+        for index, (cos, sin) in enumerate(angles):
+            self.turns[index] = cos.data_ptr(), sin.data_ptr()
+        if wanted is None:
+            self.wanted_count[0] = count
+        else:
+            self.wanted_count[0] = len(wanted)
+            self.wanted[: len(wanted)] = wanted.numpy()
+
+    def _see_each_other(self, together: np.ndarray) -> None:
+        """Rows of one picture end with its last row, in layers with a window."""
+        count = len(together)
+        ends = np.flatnonzero(np.diff(together, append=-2))  # the last row of each run
+        end_of = ends[np.searchsorted(ends, np.arange(count))]
+        inside = together >= 0
+        self.stop[:count][inside] = self.position[:count][end_of[inside]] + 1
