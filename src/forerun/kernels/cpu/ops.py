@@ -21,7 +21,7 @@ from forerun.kernels.cpu.loops import ARGUMENTS
 from forerun.kernels.cpu.plan import RowPlan
 from forerun.kernels.cpu.recurrent import RecurrentCpu
 from forerun.kernels.cpu.threads import OPS, LoopCall, Program
-from forerun.kernels.cpu.tiles import Tiles, pack_blocks, pack_floats, pack_rounded
+from forerun.kernels.cpu.tiles import TileMemory, Tiles, pack_blocks, pack_floats, pack_rounded
 from forerun.kernels.interface import (
     Activation,
     Angles,
@@ -56,21 +56,24 @@ class CpuKernels(RecurrentCpu):
         self.quantize = quantize
         self.library = library()
         self.name = f"cpu, {self.library.body.name}" + ("" if quantize else ", float32")
+        self._memory = TileMemory()
         self._rows: list[np.ndarray] = []  # counts of the operation under way
 
     # ---- weights
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> TiledMatrix:
         if isinstance(weight, Rounded):
-            packed = pack_rounded(weight.values.numpy(), weight.scale.numpy())
+            packed = pack_rounded(weight.values.numpy(), weight.scale.numpy(), self._memory)
             return tiled([packed], bias, (packed.outs, weight.values.shape[1]))
         if not self.quantize:
             return self.float_matrix(weight, bias)
-        return tiled([pack_blocks(weight.float().contiguous().numpy())], bias, (weight.shape[0], weight.shape[1]))
+        return tiled(
+            [pack_blocks(weight.float().contiguous().numpy(), self._memory)], bias, (weight.shape[0], weight.shape[1])
+        )
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> TiledMatrix:
         values = weight.float().contiguous().numpy()
-        return tiled([pack_floats(values, "float")], bias, (weight.shape[0], weight.shape[1]))
+        return tiled([pack_floats(values, "float", self._memory)], bias, (weight.shape[0], weight.shape[1]))
 
     # ---- what the methods below are written with; a recording overrides it
 

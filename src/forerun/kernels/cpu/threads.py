@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,22 @@ from forerun.kernels.cpu.emit import Function, Module, Value
 from forerun.kernels.cpu.machine import Body, Code
 
 # Where things are in the memory that the threads share; what is written often has a cache line of its own.
-TICKET, DONE, TOTAL, PROGRAM, ASLEEP, STOP, ALLOWED, MUTEX, WAKE, WAITED = 0, 64, 128, 136, 192, 200, 208, 256, 384, 512
+TICKET, DONE, TOTAL, PROGRAM, ASLEEP, STOP, ALLOWED, MUTEX, WAKE, WAITED, SPENT = (
+    0,
+    64,
+    128,
+    136,
+    192,
+    200,
+    208,
+    256,
+    384,
+    512,
+    520,
+)
 SHARED_BYTES = 640
 RUN, STAGE = 40, 24  # the ticket's bits: run from 40 on, stage from 24, the next piece below
-IDLE = 0xFFFF  # as a stage: between two runs
+IDLE, BETWEEN = 0xFFFF, 0xFFFE  # as a stage: between two runs, and between two stages
 SPINS = 4000  # looks at the ticket before a thread goes to sleep: some tens of microseconds
 YIELD = 2000  # looks at a piece that another thread still works on before the processor is offered to others
 
@@ -138,16 +151,26 @@ def _write_lead(module: Module, triple: str) -> None:
     f.block(several)
     run = ((f.read_shared(shared, TICKET) >> RUN) + 1) << RUN
     f.store(f["stages"], shared, PROGRAM, 8)
-    looks = f.room(8)
+    looks, woken = f.room(8), f.room(8)
+    f.store(f.constant(0), woken, 0, 8)
+    start = f.call("llvm.readcyclecounter", "i64")
     with f.loop(0, f["count"]) as stage:
         here = f.at(f["stages"], stage.index * (8 * STAGE_WORDS))
         total = _total(f, here)
-        # First of all nothing can be taken: a thread that saw the old ticket with the new total would take what is not there.
-        f.write_shared(run | (IDLE << STAGE), shared, TICKET)
+        one, many, over = f.fresh("one"), f.fresh("many"), f.fresh("over")
+        f.branch(f.compare("sle", total, 1), one, many)
+        f.block(one)  # what cannot be shared is nobody else's business
+        with f.loop(0, total) as piece:
+            f.call("do", "void", here, piece.index)
+        f.jump(over)
+        f.block(many)
+        # Nothing can be taken meanwhile: a thread that saw the old ticket with the new total would take what is not there.
+        f.write_shared(run | (BETWEEN << STAGE), shared, TICKET)
         f.store(total, shared, TOTAL, 8)
         f.write_shared(f.constant(0), shared, DONE)
         f.write_shared(run | (stage.index << STAGE), shared, TICKET)
-        with f.when(f.compare("eq", stage.index, 0)):  # sleeping threads are woken once, when there is work
+        with f.when(f.compare("eq", f.load(woken, "i64", 0, 8), 0)):  # sleeping threads are woken once in a run
+            f.store(f.constant(1), woken, 0, 8)
             with f.when(f.compare("sgt", f.read_shared(shared, ASLEEP), 0)):
                 f.call("pthread_mutex_lock", "i32", f.at(shared, MUTEX))
                 f.call("pthread_cond_broadcast", "i32", f.at(shared, WAKE))
@@ -169,12 +192,20 @@ def _write_lead(module: Module, triple: str) -> None:
                 f.store(count, looks, 0, 8)
                 with f.when(f.compare("sgt", count, YIELD)):
                     f.call("sched_yield", "i32")
-            lost = f.call("llvm.readcyclecounter", "i64") - began
-            f.store(f.load(shared, "i64", WAITED, 8) + lost, shared, WAITED, 8)
+            _count(f, shared, WAITED, began)
+        f.jump(over)
+        f.block(over)
     f.write_shared(run | (IDLE << STAGE), shared, TICKET)
+    _count(f, shared, SPENT, start)
     f.jump(end)
     f.block(end)
     f.ret()
+
+
+def _count(f: Function, shared: Value, place: int, began: Value) -> None:
+    """Adds the cycles since then."""
+    spent = f.call("llvm.readcyclecounter", "i64") - began
+    f.store(f.load(shared, "i64", place, 8) + spent, shared, place, 8)
 
 
 def _write_work(module: Module, triple: str) -> None:
@@ -188,7 +219,7 @@ def _write_work(module: Module, triple: str) -> None:
         ticket = f.read_shared(shared, TICKET)
         stage, piece = (ticket >> STAGE) & 0xFFFF, ticket & ((1 << STAGE) - 1)
         total = f.load(shared, "i64", TOTAL, 8)
-        busy = f.compare("ne", stage, IDLE) & f.compare("slt", f["index"], f.read_shared(shared, ALLOWED))
+        busy = f.compare("slt", stage, BETWEEN) & f.compare("slt", f["index"], f.read_shared(shared, ALLOWED))
         mine = busy & f.compare("slt", piece, total)
         with f.when(mine):
             table = f.load(shared, "ptr", PROGRAM, 8)
@@ -215,7 +246,17 @@ def _write_work(module: Module, triple: str) -> None:
 
 
 class Threads:
-    """The threads of one engine, started when the second one is first asked for."""
+    """The threads of a process, started when the second one is first asked for.
+
+    How many take part follows what is seen. Where the leader has to wait for others for much of a run, the system runs
+    something else on their processors: then fewer threads are faster. From time to time all of them are tried again.
+    """
+
+    LOST = 0.3  # of a run's time, waited for others, beyond which one thread less takes part
+    SMOOTHING = 0.25  # weight of the newest run in that average
+    WORTH = 200_000  # cycles of a run that says something about it
+    FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds until all threads are tried again
+    GOOD = 32  # runs of all threads after which a pause is short again
 
     def __init__(self, code: Code, most: int) -> None:
         self.most = max(1, most)
@@ -231,21 +272,37 @@ class Threads:
         self._shared = self._words.ctypes.data
         self._stop = weakref.finalize(self, _stop, code, self._memory, self._words)
         self._lock = threading.Lock()
+        self._lost, self._pause, self._again, self._good = 0.0, self.FIRST_PAUSE, 0.0, 0
 
     def run(self, program: Program) -> None:
-        """All stages. One thread at a time may call."""
+        """All stages. One thread at a time leads."""
         table = program.table
         assert table is not None
-        if self.allowed > self._started:
-            self._start()
         with self._lock:
-            self._words[ALLOWED // 8] = self.allowed
+            if self.allowed < self.most and time.monotonic() >= self._again:
+                self.allowed = self.most
+            if self.allowed > self._started:
+                self._start()
+            words = self._words
+            words[ALLOWED // 8] = self.allowed
+            waited, spent = words[WAITED // 8], words[SPENT // 8]
             self._lead(self._shared, table.ctypes.data, len(table))
+            if self.allowed > 1:
+                self._learn(int(words[WAITED // 8] - waited), int(words[SPENT // 8] - spent))
 
-    @property
-    def waited(self) -> int:
-        """Cycles that the calling thread has waited for pieces of others, since the beginning."""
-        return int(self._words[WAITED // 8])
+    def _learn(self, waited: int, spent: int) -> None:
+        """From a run of several threads: should fewer take part?"""
+        if spent < self.WORTH:
+            return
+        self._lost += self.SMOOTHING * (waited / spent - self._lost)
+        self._good += 1
+        if self._lost > self.LOST:
+            self.allowed -= 1
+            self._again = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, self.LONGEST_PAUSE)
+            self._lost, self._good = 0.0, 0
+        elif self._good > self.GOOD:
+            self._pause = self.FIRST_PAUSE
 
     def _start(self) -> None:
         for index in range(self._started, self.allowed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from forerun.kernels.cpu.layout import BLOCK, OUTPUTS, PLANES, TileFormat
 from forerun.kernels.formats import Codes
 from forerun.kernels.parts import Part
 
+SLAB = 32 << 20  # bytes that are asked for at once
 PIECE = 64  # output rows that are repacked at a time: what lies between stays in a core's cache
 OUTER = {"f16": "half", "bf16": "bfloat", "f32": "float"}
 
@@ -60,20 +63,40 @@ def tile_format(part: Part) -> TileFormat:
     )
 
 
-def room_for(tiles: int, size: int) -> NDArray[np.uint8]:
-    """Zeros [tiles, size] that begin at a multiple of 64."""
-    whole = np.zeros(tiles * size + 64, np.uint8)
-    start = -whole.ctypes.data % 64
-    return whole[start : start + tiles * size].reshape(tiles, size)
+class TileMemory:
+    """Zeros for tiles, in large pieces that the system may map by large pages: products read all of them in each pass."""
+
+    def __init__(self) -> None:
+        self._slab: NDArray[np.uint8] = np.zeros(0, np.uint8)
+
+    def take(self, tiles: int, size: int) -> NDArray[np.uint8]:
+        """[tiles, size], begins at a multiple of 64."""
+        needed = tiles * size + -(tiles * size) % 64
+        if needed > len(self._slab):
+            room = _large_pages(max(needed, SLAB))
+            if needed > SLAB // 2:
+                return room[: tiles * size].reshape(tiles, size)
+            self._slab = room
+        found, self._slab = self._slab[: tiles * size], self._slab[needed:]
+        return found.reshape(tiles, size)
 
 
-def pack_part(part: Part) -> Tiles:
+def _large_pages(size: int) -> NDArray[np.uint8]:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(size, np.uint8)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has small pages
+    with suppress(OSError):  # a system that was built without large ones
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def pack_part(part: Part, memory: TileMemory) -> Tiles:
     """All rows of a stored matrix."""
     outs, inputs = part.shape
     if part.format.floats is not None:
-        return pack_floats(part.rows(), "float") if part.format.name == "f32" else _pack_halves(part)
+        return pack_floats(part.rows(), "float", memory) if part.format.name == "f32" else _pack_halves(part, memory)
     format = tile_format(part)
-    data = room_for(-(-outs // OUTPUTS), format.tile_bytes(inputs))
+    data = memory.take(-(-outs // OUTPUTS), format.tile_bytes(inputs))
     for start in range(0, outs, PIECE):
         stop = min(start + PIECE, outs)
         rows = pack_codes(format, part.split(start, stop), stop - start, inputs)
@@ -135,7 +158,7 @@ def _planes(format: TileFormat, codes: NDArray[np.uint8], tiles: int) -> NDArray
     return np.concatenate(found, axis=2)
 
 
-def pack_rounded(values: NDArray[np.int8], scale: NDArray[np.float32]) -> Tiles:
+def pack_rounded(values: NDArray[np.int8], scale: NDArray[np.float32], memory: TileMemory) -> Tiles:
     """Weights in 8 bits with one scale for each output row."""
     outs, inputs = values.shape
     wide = -(-inputs // BLOCK) * BLOCK
@@ -145,18 +168,18 @@ def pack_rounded(values: NDArray[np.int8], scale: NDArray[np.float32]) -> Tiles:
     padded[:, :inputs] = values
     codes = padded.view(np.uint8) ^ np.uint8(128)
     outer = np.repeat(scale.astype(np.float32)[:, None], wide // group, axis=1).reshape(-1)
-    data = room_for(-(-outs // OUTPUTS), format.tile_bytes(wide))
+    data = memory.take(-(-outs // OUTPUTS), format.tile_bytes(wide))
     blocks = Codes(codes, 8, group, 128, outer, np.ones((len(outer), 1), np.uint8))
     data[:] = pack_codes(format, blocks, outs, wide)
     return Tiles(format, "", outs, wide, data)
 
 
-def pack_blocks(weight: NDArray[np.float32]) -> Tiles:
+def pack_blocks(weight: NDArray[np.float32], memory: TileMemory) -> Tiles:
     """Floats rounded to 8 bits, each 32 of a row with a scale of their own, as GGML's Q8_0 has it."""
     outs, inputs = weight.shape
     wide = -(-inputs // BLOCK) * BLOCK
     format = TileFormat(8, BLOCK, BLOCK, "half", False, False, zero=128)
-    data = room_for(-(-outs // OUTPUTS), format.tile_bytes(wide))
+    data = memory.take(-(-outs // OUTPUTS), format.tile_bytes(wide))
     for start in range(0, outs, 1024):
         some = np.zeros((min(1024, outs - start), wide), np.float32)
         some[:, :inputs] = weight[start : start + 1024]
@@ -171,17 +194,17 @@ def pack_blocks(weight: NDArray[np.float32]) -> Tiles:
     return Tiles(format, "", outs, wide, data)
 
 
-def pack_floats(weight: NDArray[Any], kind: str) -> Tiles:
+def pack_floats(weight: NDArray[Any], kind: str, memory: TileMemory) -> Tiles:
     """Numbers as they are: 16 outputs side by side for every input."""
     outs, inputs = weight.shape
-    data = room_for(-(-outs // OUTPUTS), inputs * OUTPUTS * weight.dtype.itemsize)
+    data = memory.take(-(-outs // OUTPUTS), inputs * OUTPUTS * weight.dtype.itemsize)
     for tile in range(len(data)):
         rows = weight[tile * OUTPUTS : (tile + 1) * OUTPUTS]
         data[tile].view(weight.dtype).reshape(inputs, OUTPUTS)[:, : len(rows)] = rows.T
     return Tiles(None, kind, outs, inputs, data)
 
 
-def _pack_halves(part: Part) -> Tiles:
+def _pack_halves(part: Part, memory: TileMemory) -> Tiles:
     """float16 and bfloat16 as they are stored."""
     raw = np.ascontiguousarray(part.stored(0, part.shape[0])).view(np.uint16)
-    return pack_floats(raw, "half" if part.format.name == "f16" else "bfloat")
+    return pack_floats(raw, "half" if part.format.name == "f16" else "bfloat", memory)
