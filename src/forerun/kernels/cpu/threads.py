@@ -48,7 +48,7 @@ class LoopCall:
 
 @dataclass(slots=True)
 class Program:
-    """Stages in order; all pieces of one are done before the next begins. Loops of a stage know nothing of each other."""
+    """Stages in order: all pieces of one are done before the next begins. Loops of a stage do not use each other."""
 
     stages: list[list[LoopCall]] = field(default_factory=list)
     table: np.ndarray | None = None
@@ -131,8 +131,8 @@ def _write_lead(module: Module, triple: str) -> None:
     f.block(single)
     with f.loop(0, f["count"]) as stage:
         here = f.at(f["stages"], stage.index * (8 * STAGE_WORDS))
-        with f.loop(0, _total(f, here)) as piece:
-            f.call("do", "void", here, piece.index)
+        with f.loop(0, _total(f, here)) as each:
+            f.call("do", "void", here, each.index)
     f.jump(end)
 
     f.block(several)
@@ -142,16 +142,16 @@ def _write_lead(module: Module, triple: str) -> None:
     with f.loop(0, f["count"]) as stage:
         here = f.at(f["stages"], stage.index * (8 * STAGE_WORDS))
         total = _total(f, here)
-        # First of all nothing can be taken: a thread that saw the old ticket with the new total would take what is not there.
+        # First nothing can be taken: a thread that saw the old ticket with the new total would take what is not there.
         f.write_shared(run | (IDLE << STAGE), shared, TICKET)
         f.store(total, shared, TOTAL, 8)
         f.write_shared(f.constant(0), shared, DONE)
         f.write_shared(run | (stage.index << STAGE), shared, TICKET)
-        with f.when(f.compare("eq", stage.index, 0)):  # sleeping threads are woken once, when there is work
-            with f.when(f.compare("sgt", f.read_shared(shared, ASLEEP), 0)):
-                f.call("pthread_mutex_lock", "i32", f.at(shared, MUTEX))
-                f.call("pthread_cond_broadcast", "i32", f.at(shared, WAKE))
-                f.call("pthread_mutex_unlock", "i32", f.at(shared, MUTEX))
+        # Sleeping threads are woken once, when there is work.
+        with f.when(f.compare("eq", stage.index, 0)), f.when(f.compare("sgt", f.read_shared(shared, ASLEEP), 0)):
+            f.call("pthread_mutex_lock", "i32", f.at(shared, MUTEX))
+            f.call("pthread_cond_broadcast", "i32", f.at(shared, WAKE))
+            f.call("pthread_mutex_unlock", "i32", f.at(shared, MUTEX))
         with f.forever() as (_, taken):
             ticket = f.read_shared(shared, TICKET)
             piece = ticket & ((1 << STAGE) - 1)
@@ -165,9 +165,9 @@ def _write_lead(module: Module, triple: str) -> None:
             with f.forever() as (_, done):
                 f.leave_when(f.compare("sge", f.read_shared(shared, DONE), total), done)
                 _pause(f, triple)
-                count = f.load(looks, "i64", 0, 8) + 1
-                f.store(count, looks, 0, 8)
-                with f.when(f.compare("sgt", count, YIELD)):
+                looked = f.load(looks, "i64", 0, 8) + 1
+                f.store(looked, looks, 0, 8)
+                with f.when(f.compare("sgt", looked, YIELD)):
                     f.call("sched_yield", "i32")
             lost = f.call("llvm.readcyclecounter", "i64") - began
             f.store(f.load(shared, "i64", WAITED, 8) + lost, shared, WAITED, 8)
