@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from forerun.errors import ForerunError
+from forerun.home import forerun_home
 from forerun.weights.find import built_in_file
 from forerun.weights.gguf_convert import convert_gguf
-from forerun.home import forerun_home
 
 sys.path.insert(0, str(Path(__file__).parent))
 

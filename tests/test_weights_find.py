@@ -18,11 +18,11 @@ import pytest
 from tiny import tiny_gguf, tiny_model
 
 from forerun.errors import ForerunError
+from forerun.home import forerun_home
 from forerun.progress import NullTask
 from forerun.weights import find as find_module
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.find import find
-from forerun.home import forerun_home
 
 
 def test_a_home_that_nobody_has_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

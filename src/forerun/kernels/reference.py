@@ -44,6 +44,7 @@ class ReferenceKernels(RecurrentReference):
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
         if isinstance(matrix, IntMatrix):
             return self._int_linear(x, matrix)
+        assert isinstance(matrix, FloatMatrix)
         if prefill:
             return F.linear(x, matrix.weight, matrix.bias)
         return torch.cat([F.linear(row, matrix.weight, matrix.bias) for row in x.split(1)])

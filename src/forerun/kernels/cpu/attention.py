@@ -88,8 +88,8 @@ class Attention:
             f.store(begin, item, BEGIN, 8)
             f.store(end, item, STOP, 8)
             nothing = Value(f, FLOAT, LOWEST_FLOAT)
-            for place, value in ((MAXIMUM, nothing), (ALL_MAXIMUM, nothing)):
-                f.store(value, item, place, 4)
+            for maximum in (MAXIMUM, ALL_MAXIMUM):
+                f.store(nothing, item, maximum, 4)
             f.store(f.constant(0.0, FLOAT), item, SUM, 4)
             f.store(f.constant(0.0, FLOAT), item, ALL_SUM, 4)
             with f.loop(0, 2 * size) as column_index:
@@ -127,8 +127,8 @@ class Attention:
             column = (head * shared + each.index % shared) * size
             out = f.at(word.pointer("out"), row * word("os") + column * 4)
             total = f.splat(f.load(item, FLOAT, ALL_SUM, 4), self.column_lanes)
-            for at in range(0, 4 * size, 4 * self.column_lanes):
-                f.store(f.load(item, kind, OUTPUTS + 4 * size + at, 4) / total, out, at, 4)
+            for place in range(0, 4 * size, 4 * self.column_lanes):
+                f.store(f.load(item, kind, OUTPUTS + 4 * size + place, 4) / total, out, place, 4)
         f.ret()
 
     def _merge(self) -> None:

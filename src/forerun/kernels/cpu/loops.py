@@ -107,7 +107,7 @@ def _round_where_asked(f: Function, word: Words, row: Value, values: Value) -> N
 
 
 def _write_rms(module: Module) -> None:
-    """void rms_row(x, n, weight, eps, added, out): out = x / rms(x) · weight, and plus `added` where that is not null."""
+    """void rms_row(x, n, weight, eps, added, out): out = x / rms(x) · weight, plus `added` where that is not null."""
     arguments = [("x", "ptr"), ("n", "i64"), ("weight", "ptr"), ("eps", FLOAT), ("added", "ptr"), ("out", "ptr")]
     f = module.function("rms_row", arguments)
 

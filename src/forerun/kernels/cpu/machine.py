@@ -41,6 +41,8 @@ BODIES = (
     Body("portable", 4, 16, "plain", "", "", "", ()),
 )
 
+NAMED_ALSO = {"aarch64": "arm64"}  # by Apple
+
 
 @cache
 def usable_bodies() -> tuple[Body, ...]:
@@ -52,7 +54,7 @@ def usable_bodies() -> tuple[Body, ...]:
     return tuple(
         body
         for body in BODIES
-        if (not body.triple or here.startswith(body.triple.replace("aarch64", "a")) or here.startswith(body.triple))
+        if (not body.triple or here.startswith((body.triple, NAMED_ALSO.get(body.triple, body.triple))))
         and all(features.get(need, False) for need in body.needs)
     )
 

@@ -32,7 +32,7 @@ from forerun.kernels.interface import (
     LayerPages,
     PassRows,
 )
-from forerun.kernels.matrix import Rounded, TiledMatrix, Weight
+from forerun.kernels.matrix import Matrix, Rounded, TiledMatrix, Weight
 
 PIECE_BYTES = 128 << 10  # of weights that a thread takes at a time: less, and threads mostly agree on who takes what
 PIECE_ROWS = 64  # rows of a piece: their activations stay in a core's cache while tiles go by
@@ -126,13 +126,14 @@ class CpuKernels(RecurrentCpu):
         arguments = np.array([words.get(each, 0) for each in ARGUMENTS[name]], np.int64)
         return LoopCall(self.library.loop(name), arguments, rows, 1, LOOP_ROWS, name)
 
-    def _product(self, x: Tensor, matrix: TiledMatrix, before: Tensor | None = None) -> Tensor:
+    def _product(self, x: Tensor, matrix: Matrix, before: Tensor | None = None) -> Tensor:
         out = self._new(x, matrix.shape[0])
         self._multiply(x, matrix, out, before)
         return out
 
-    def _multiply(self, x: Tensor, matrix: TiledMatrix, out: Tensor, before: Tensor | None) -> None:
+    def _multiply(self, x: Tensor, matrix: Matrix, out: Tensor, before: Tensor | None) -> None:
         """out = linear(x), and plus what was there before."""
+        assert isinstance(matrix, TiledMatrix)
         place, target = self._place(x), self._place(out)
         earlier = 0
         if before is not None:
@@ -166,12 +167,12 @@ class CpuKernels(RecurrentCpu):
 
     # ---- products
 
-    def linear(self, x: Tensor, matrix: TiledMatrix, prefill: bool = False) -> Tensor:  # noqa: ARG002
+    def linear(self, x: Tensor, matrix: Matrix, prefill: bool = False) -> Tensor:  # noqa: ARG002
         out = self._product(x, matrix)
         self._done()
         return out
 
-    def add_linear(self, x: Tensor, matrix: TiledMatrix, before: Tensor, prefill: bool = False) -> Tensor:  # noqa: ARG002
+    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool = False) -> Tensor:  # noqa: ARG002
         out = self._product(x, matrix, before)
         self._done()
         return out
@@ -179,7 +180,7 @@ class CpuKernels(RecurrentCpu):
     def gated_linear(
         self,
         x: Tensor,
-        matrix: TiledMatrix,
+        matrix: Matrix,
         prefill: bool = False,  # noqa: ARG002
         activation: Activation = "silu",
     ) -> Tensor:
@@ -187,7 +188,7 @@ class CpuKernels(RecurrentCpu):
         half = matrix.shape[0] // 2
         return self._gated(inner[:, :half], inner[:, half:], activation)
 
-    def gate_linear(self, x: Tensor, matrix: TiledMatrix, own: Tensor, prefill: bool = False) -> Tensor:  # noqa: ARG002
+    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool = False) -> Tensor:  # noqa: ARG002
         return self._gated(self._product(x, matrix), own, "gelu_tanh")
 
     def _gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
@@ -211,7 +212,7 @@ class CpuKernels(RecurrentCpu):
         half = gate_up.shape[1] // 2
         return self._gated(gate_up[:, :half], gate_up[:, half:], "gelu_tanh")
 
-    def logits(self, x: Tensor, matrix: TiledMatrix, cap: float = 0.0) -> Tensor:
+    def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
         out = self._product(x, matrix)
         if cap:
             out = self.soft_cap(out, cap)

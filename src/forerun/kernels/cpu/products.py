@@ -128,7 +128,7 @@ class Products:
 
     def _group(self, f: Function, start: Value, half: Value, xs: list[Value], sums: list[Value]) -> list[Value]:
         """Adds one group of inputs to the sums of all rows."""
-        format, lanes, sums = self.format, self.body.lanes, list(sums)
+        format, sums = self.format, list(sums)
         scale = self._floats(f, start, half, 0)
         least = self._floats(f, start, half, format.minimum_at()) if format.minimum else None
         blocks = format.group // BLOCK
@@ -338,7 +338,7 @@ class Products:
 
 
 class FloatProducts:
-    """Products of float32 activations with weights in floating point. Every fourth input goes to the same of four sums."""
+    """Products of float32 activations with weights as floats; each fourth input goes to the same of four sums."""
 
     SUMS = 4
 
@@ -460,9 +460,9 @@ def round_block(f: Function, source: Value, out: Value, lanes: int) -> None:
         f.store(f.convert(whole, "trunc", "i8"), out, lanes * index)
         sums.append(whole)
     halves = []
-    for part in (sums[: len(sums) // 2], sums[len(sums) // 2 :]):
-        total = part[0]
-        for more in part[1:]:
+    for sixteen in (sums[: len(sums) // 2], sums[len(sums) // 2 :]):
+        total = sixteen[0]
+        for more in sixteen[1:]:
             total = total + more
         width = lanes
         while width > 1:

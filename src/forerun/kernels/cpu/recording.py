@@ -1,8 +1,8 @@
 """A model's pass written down once and run again for any rows: the loops of all layers in one call.
 
 `Recorder` has the methods of `CpuKernels`, but its rows are places in memory, and what a method would run is added to a
-program. Memory is used again as soon as nothing refers to the rows that lay there. What has no compiled loop yet runs in
-Python between two stretches of the program.
+program. Memory is used again as soon as nothing refers to the rows that lay there. What has no compiled loop yet runs
+in Python between two stretches of the program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forerun.kernels.interface import (
     Experts,
     PassRows,
 )
-from forerun.kernels.matrix import TiledMatrix
+from forerun.kernels.matrix import Matrix
 
 LOGITS = 1 << 60  # stands for the address of a pass's logits, which are new memory in every run
 ROUNDING = ("norm", "silu", "gelu")  # loops that can round what they give
@@ -178,9 +178,9 @@ class Recorder(CpuKernels):
         self._run([self._loop("gather", out.place.rows, words)])
         return out
 
-    def logits(self, x: Any, matrix: TiledMatrix, cap: float = 0.0) -> Any:
+    def logits(self, x: Any, matrix: Matrix, cap: float = 0.0) -> Any:
         size = matrix.shape[0]
-        out = Rows(Place(LOGITS, 4 * size, size, x.place.rows), None)
+        out: Any = Rows(Place(LOGITS, 4 * size, size, x.place.rows), None)
         self._multiply(x, matrix, out, None)
         return self.soft_cap(out, cap) if cap else out
 

@@ -61,7 +61,7 @@ class LoopCall:
 
 @dataclass(slots=True)
 class Program:
-    """Stages in order; all pieces of one are done before the next begins. Loops of a stage know nothing of each other."""
+    """Stages in order: all pieces of one are done before the next begins. Loops of a stage do not use each other."""
 
     stages: list[list[LoopCall]] = field(default_factory=list)
     table: np.ndarray | None = None
@@ -144,8 +144,8 @@ def _write_lead(module: Module, triple: str) -> None:
     f.block(single)
     with f.loop(0, f["count"]) as stage:
         here = f.at(f["stages"], stage.index * (8 * STAGE_WORDS))
-        with f.loop(0, _total(f, here)) as piece:
-            f.call("do", "void", here, piece.index)
+        with f.loop(0, _total(f, here)) as each:
+            f.call("do", "void", here, each.index)
     f.jump(end)
 
     f.block(several)
@@ -164,7 +164,7 @@ def _write_lead(module: Module, triple: str) -> None:
             f.call("do", "void", here, piece.index)
         f.jump(over)
         f.block(many)
-        # Nothing can be taken meanwhile: a thread that saw the old ticket with the new total would take what is not there.
+        # First nothing can be taken: a thread that saw the old ticket with the new total would take what is not there.
         f.write_shared(run | (BETWEEN << STAGE), shared, TICKET)
         f.store(total, shared, TOTAL, 8)
         f.write_shared(f.constant(0), shared, DONE)
@@ -188,9 +188,9 @@ def _write_lead(module: Module, triple: str) -> None:
             with f.forever() as (_, done):
                 f.leave_when(f.compare("sge", f.read_shared(shared, DONE), total), done)
                 _pause(f, triple)
-                count = f.load(looks, "i64", 0, 8) + 1
-                f.store(count, looks, 0, 8)
-                with f.when(f.compare("sgt", count, YIELD)):
+                looked = f.load(looks, "i64", 0, 8) + 1
+                f.store(looked, looks, 0, 8)
+                with f.when(f.compare("sgt", looked, YIELD)):
                     f.call("sched_yield", "i32")
             _count(f, shared, WAITED, began)
         f.jump(over)
