@@ -2,9 +2,8 @@
 
     PYTHONPATH=src python3 scripts/train_smollm2_head.py run --model MODEL --out DIR --minutes 16
 
-MODEL is a GGUF file (the gguf package must be importable) or a model folder. With --files the GGUF's config and
-tokenizer are taken from that folder instead of being converted. DIR gets head/ (head.safetensors, config.json,
-evaluation.json, README.md) and train.log. An interrupted run goes on when it is started again. With --start-from an
+MODEL is a GGUF file or a model folder. DIR gets head/ (head.safetensors, config.json, evaluation.json, README.md) and
+train.log. An interrupted run goes on when it is started again. With --start-from an
 existing head is trained further, on new answers. The minutes are for everything, from the start of the program to the
 last file: data and training take what time there is, so a slower GPU means fewer steps, not a later end.
 
@@ -46,7 +45,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("run", "start", "follow"))
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--files", type=Path, help="config and tokenizer files of the converted GGUF, made elsewhere")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "smollm2-head")))
     parser.add_argument("--work", type=Path, default=Path("/tmp/smollm2-head-work"))
     parser.add_argument("--minutes", type=float, default=16.0, help="for everything")
@@ -111,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     head = arguments.work / "head"
     try:
         report = train_head(
-            model_folder(arguments) if arguments.files else arguments.model,
+            arguments.model,
             head,
             settings,
             device=arguments.device,
@@ -147,22 +145,6 @@ def few_questions(work: Path) -> Path:
     lines = (json.dumps({"category": category, "prompt": prompt}) for category, prompt in chosen)
     file.write_text("\n".join(lines), encoding="utf-8")
     return file
-
-
-def model_folder(arguments: argparse.Namespace) -> str:
-    """The GGUF's tensors beside config and tokenizer files that were converted before: no tokenizer is rebuilt here."""
-    from forerun.progress import NullProgress
-    from forerun.weights.gguf_header import read_header
-    from forerun.weights.gguf_tensors import write_tensors
-
-    file = Path(arguments.model)
-    folder = arguments.work / file.stem
-    if not (folder / "complete").exists():
-        shutil.copytree(arguments.files, folder, dirs_exist_ok=True)
-        config = json.loads((folder / "config.json").read_text())
-        write_tensors(read_header(file), file, folder, config, NullProgress())
-        (folder / "complete").touch()
-    return str(folder)
 
 
 def table(report: dict) -> list[str]:

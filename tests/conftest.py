@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import sys
@@ -12,11 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from forerun.errors import ForerunError
-from forerun.home import forerun_home
-from forerun.weights.find import built_in_file
-from forerun.weights.gguf_convert import convert_gguf
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -31,13 +25,8 @@ elif not torch.cuda.is_available():
 
 @pytest.fixture(autouse=True, scope="session")
 def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What tests learn and convert stays with them; the built-in model's conversion alone is shared with the user."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "gguf").mkdir()
-    with contextlib.suppress(ForerunError):  # tests that need the built-in model say so themselves
-        converted = convert_gguf(built_in_file("smollm2"), forerun_home())
-        (home / "gguf" / converted.name).symlink_to(converted)
-    os.environ["FORERUN_HOME"] = str(home)
+    """What tests learn stays with them."""
+    os.environ["FORERUN_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ class FakeServer:
 
     def load(self, model: str, **loading: Any) -> Any:
         self.model, self.loading = model, loading
-        return SimpleNamespace(head_warnings=[], media=None, probe=SimpleNamespace(guaranteed=True))
+        return SimpleNamespace(notes=[], head_warnings=[], media=None, probe=SimpleNamespace(guaranteed=True))
 
     def run(self, load: Callable[[], Any], settings: ServeSettings, model: str) -> None:
         self.settings, self.served = settings, model

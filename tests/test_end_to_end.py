@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,18 @@ def pickle_only(folder: Path, target: Path) -> Path:
     broken = with_config(folder, target)
     (broken / "model.safetensors").rename(broken / "pytorch_model.bin")
     return broken
+
+
+def test_a_file_that_becomes_shorter_ends_the_request(folder: Path, tmp_path: Path) -> None:
+    """Reading a map beyond the end of its file would end the process."""
+    file = tiny_gguf(tmp_path / "tiny.gguf", folder)
+    model, whole = forerun.load(str(file)), file.read_bytes()
+    expected = forerun.generate(model, "hello", max_tokens=4).tokens
+    os.truncate(file, len(whole) // 2)
+    with pytest.raises(ForerunError, match="became shorter while it was in use"):
+        forerun.generate(model, "hello", max_tokens=4)
+    file.write_bytes(whole)
+    assert forerun.generate(model, "hello", max_tokens=4).tokens == expected
 
 
 def lying_gguf(folder: Path, target: Path) -> Path:

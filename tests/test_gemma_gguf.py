@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from test_gemma3 import write as write_gemma3
 from test_models import load, run
+from tiny import gguf_values, opened
 from tiny_gemma import VARIANTS, random_assistant, random_gemma, save_assistant, save_gemma, tiny_gemma
 
 import forerun
@@ -22,7 +23,6 @@ from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
 from forerun.text.chat import encode_prompt
 from forerun.weights.generation_config import suppressed_tokens
-from forerun.weights.gguf_convert import convert_gguf
 from forerun.weights.gguf_header import read_header
 from forerun.weights.tokenizer import load_tokenizer
 
@@ -150,7 +150,7 @@ def test_a_file_is_the_model_it_came_from(variant: str, tmp_path: Path) -> None:
         if variant == "12B":  # files do not tell it apart
             config = json.loads((folder / "config.json").read_text()) | {"model_type": "gemma4_text"}
             (folder / "config.json").write_text(json.dumps(config | {"hidden_size_per_layer_input": 0}))
-    converted = convert_gguf(write_gguf(tmp_path / "model.gguf", folder), tmp_path / "home")
+    converted = write_gguf(tmp_path / "model.gguf", folder)
     torch.testing.assert_close(logits(converted), logits(folder), atol=0 if variant != "gemma3" else 1e-4, rtol=0)
     tokenizer = load_tokenizer(converted)
     assert encode_prompt(tokenizer, "the cat", raw=True) == [PIECES.index(piece) for piece in ("<bos>", "the", "▁cat")]
@@ -163,7 +163,6 @@ def test_an_assistant_drafts_as_the_folder_it_came_from(clusters: int, tmp_path:
     save_gemma(tmp_path / "target", target)
     folder = save_assistant(tmp_path / "assistant", random_assistant(target, clusters=clusters))
     file = write_assistant(tmp_path / "assistant.gguf", folder)
-    converted = convert_gguf(file, tmp_path / "home")
     settings = json.loads((folder / "config.json").read_text()) | {"use_ordered_embeddings": False}
     (folder / "config.json").write_text(json.dumps(settings))  # the file has one dense head
     tensors = {name: each for name, each in load_file(folder / "model.safetensors").items() if "masked" not in name}
@@ -175,8 +174,8 @@ def test_an_assistant_drafts_as_the_folder_it_came_from(clusters: int, tmp_path:
     theirs = forerun.generate(forerun.load(str(tmp_path / "target"), draft_model=str(folder)), TOKENS, **asked)
     assert (found.tokens, found.drafted, found.accepted) == (theirs.tokens, theirs.drafted, theirs.accepted)
     assert found.drafted > 0
-    for name, tensor in load_file(converted / "model.safetensors").items():
-        assert np.array_equal(tensor, tensors[name]), name
+    for name, tensor in gguf_values(file).items():
+        assert np.array_equal(tensor.numpy(), tensors[name]), name
 
 
 def test_an_assistant_is_found_beside_the_file_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +237,7 @@ def test_gates_of_experts_may_be_stored_apart(tmp_path: Path) -> None:
     assert torch.equal(logits(folder), expected)
     file = write_gguf(tmp_path / "model.gguf", folder)
     assert any(tensor.name == "blk.0.ffn_up_exps.weight" for tensor in read_header(file).tensors)
-    assert torch.equal(logits(convert_gguf(file, tmp_path / "home")), expected)
+    assert torch.equal(logits(file), expected)
     small = convert(str(folder), tmp_path / "small", quantize="int8").folder
     assert load_file(small / "model.safetensors")["model.layers.0.experts.up_proj"].dtype == np.int8
     assert torch.equal(logits(small), logits(whole))
@@ -247,7 +246,7 @@ def test_gates_of_experts_may_be_stored_apart(tmp_path: Path) -> None:
 def test_tokens_that_never_come_are_taken_over(tmp_path: Path) -> None:
     never = {"tokenizer.ggml.suppress_tokens": [7, 9]}
     file = write_gguf(tmp_path / "model.gguf", tiny_gemma(tmp_path / "folder", "31B"), **never)
-    assert suppressed_tokens(convert_gguf(file, tmp_path / "home")) == {7, 9}
+    assert suppressed_tokens(file) == {7, 9}
 
 
 @pytest.mark.parametrize(
@@ -261,4 +260,4 @@ def test_tokens_that_never_come_are_taken_over(tmp_path: Path) -> None:
 def test_senseless_metadata_is_named(key: str, value: int, named: str, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", tiny_gemma(tmp_path / "folder", "31B"), **{f"gemma4.{key}": value})
     with pytest.raises(ForerunError, match=named):
-        convert_gguf(file, tmp_path / "home")
+        opened(file)

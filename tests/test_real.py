@@ -16,9 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import forerun
+from forerun.conversion import convert
 from forerun.language_model import LanguageModel
 from forerun.response import Chunk, Response
-from forerun.weights.find import find
 
 pytestmark = pytest.mark.real
 
@@ -38,7 +38,8 @@ LENGTH = 24
 @pytest.fixture(scope="session")
 def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A draft model: the built-in one with a third of its layers, enough to be right now and then."""
-    source, target = find("smollm2"), tmp_path_factory.mktemp("draft")
+    target = tmp_path_factory.mktemp("draft")
+    source = convert("smollm2", target / "whole").folder
     config = json.loads((source / "config.json").read_text())
     config["num_hidden_layers"] = 10
     (target / "config.json").write_text(json.dumps(config))
@@ -175,11 +176,11 @@ def test_int8_costs_less_than_one_percent_of_perplexity(int8: LanguageModel, flo
     assert small < 1.01 * full
 
 
-def test_logits_agree_with_transformers(float32: LanguageModel) -> None:
+def test_logits_agree_with_transformers(float32: LanguageModel, draft_folder: str) -> None:
     from transformers import AutoModelForCausalLM
 
     tokens = list(float32.tokenizer(PROMPTS[6])["input_ids"])
-    oracle = AutoModelForCausalLM.from_pretrained(find("smollm2"), dtype=torch.float32)
+    oracle = AutoModelForCausalLM.from_pretrained(Path(draft_folder, "whole"), dtype=torch.float32)
     with torch.inference_mode():
         expected = oracle(torch.tensor([tokens])).logits[0]
         from forerun.cache.pages import SequenceCache

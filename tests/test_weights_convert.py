@@ -188,7 +188,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def fails(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "copy_side_files", fails)
+    monkeypatch.setattr(module, "write_side_files", fails)
     with pytest.raises(ForerunError, match="No space left"):
         convert(str(source), tmp_path / "out" / "new")
     assert list((tmp_path / "out").iterdir()) == []

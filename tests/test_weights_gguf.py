@@ -1,4 +1,4 @@
-"""GGUF: the converted folder holds the model that went in; lying files are refused in one line."""
+"""GGUF: a file holds the model that went in; lying files are refused in one line."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import tiny_gguf, tiny_model, tiny_tokenizer
+from tiny import gguf_values, opened, tiny_gguf, tiny_model, tiny_tokenizer
 
+from forerun.conversion import convert
 from forerun.errors import ForerunError
-from forerun.weights import gguf_tensors
+from forerun.kernels.formats import FORMATS
+from forerun.kernels.matrix import Parts, as_tensor
+from forerun.text.chat import encode_chat
+from forerun.weights import gguf_checkpoint
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.generation_config import suppressed_tokens
+from forerun.weights.gguf_checkpoint import GgufCheckpoint
 from forerun.weights.gguf_config import config_from, llama3_factors
-from forerun.weights.gguf_convert import convert_gguf
-from forerun.weights.gguf_header import GgufHeader, GgufTensor, read_header
+from forerun.weights.gguf_header import GgufHeader, read_header
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 gguf = pytest.importorskip("gguf")
@@ -49,13 +53,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_round_trip_is_exact(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
     model = tiny_model(tmp_path / "model", family, **options)
     window: dict[str, Any] = {"llama__attention__sliding_window": 16} if family == "mistral" else {}
-    folder = convert_gguf(tiny_gguf(tmp_path / "a.gguf", model, **window), tmp_path / "home")
+    file = tiny_gguf(tmp_path / "a.gguf", model, **window)
 
-    before, after = load_file(model / "model.safetensors"), load_file(folder / "model.safetensors")
+    before, after = load_file(model / "model.safetensors"), gguf_values(file)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     wanted = json.loads((model / "config.json").read_text())
-    found = open_checkpoint(folder).config
+    found = open_checkpoint(file).config
     ours = found.keys() - {"head_dim"} if "head_dim" not in wanted else found.keys()
     for key in ours - ({"attention_bias", "mlp_bias"} - wanted.keys()):
         assert found[key] == wanted[key], key
@@ -64,10 +68,10 @@ def test_round_trip_is_exact(tmp_path: Path, family: str, options: dict[str, Any
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_quantised_matrices_come_back_as_gguf_reads_them(tmp_path: Path, kind: str) -> None:
     model = tiny_model(tmp_path / "model", "llama", **QUANTISED)
-    folder = convert_gguf(tiny_gguf(tmp_path / "a.gguf", model, kind=kind), tmp_path / "home")
+    file = tiny_gguf(tmp_path / "a.gguf", model, kind=kind)
     code = gguf.GGMLQuantizationType[kind]
     dtype = torch.bfloat16 if kind == "BF16" else torch.float16
-    before, after = load_file(model / "model.safetensors"), load_file(folder / "model.safetensors")
+    before, after, checkpoint = load_file(model / "model.safetensors"), gguf_values(file), open_checkpoint(file)
     for name, tensor in before.items():
         if tensor.ndim == 1:
             assert torch.equal(after[name], tensor)
@@ -76,6 +80,10 @@ def test_quantised_matrices_come_back_as_gguf_reads_them(tmp_path: Path, kind: s
         wanted = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), code), code))
         assert after[name].dtype == dtype
         assert torch.equal(after[name], wanted.to(dtype)), name
+        weight = checkpoint.weight(name, tuple(tensor.shape))
+        assert isinstance(weight, Parts) and [part.format.name for part in weight.parts] == [kind.lower()]
+        assert torch.equal(weight.float(), wanted), "as stored, and in Hugging Face's order"
+        assert torch.equal(weight[torch.tensor([3, 0, 3])].float(), wanted[[3, 0, 3]])
 
 
 DEQUANTISABLE = [
@@ -85,33 +93,44 @@ DEQUANTISABLE = [
 
 @pytest.mark.parametrize("kind", DEQUANTISABLE)
 def test_every_type_gguf_can_dequantise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(gguf_tensors, "PIECE_VALUES", 1024)  # several pieces
+    monkeypatch.setattr(gguf_checkpoint, "PIECE_VALUES", 1024)  # several pieces
     code = gguf.GGMLQuantizationType[kind]
     block, size = gguf.GGML_QUANT_SIZES[code]
     # Bytes below 64 keep every 16-bit scale in them finite.
     data = np.random.default_rng(5).integers(0, 64, (7, 512 // block * size), dtype=np.uint8)
-    file = tmp_path / "a.gguf"
+    checkpoint = one_tensor(tmp_path / "a.gguf", data, code)
+    found = checkpoint.raw("model.embed_tokens.weight")
+    wanted = torch.from_numpy(gguf.quants.dequantize(data, code))
+    assert found.shape == (7, 512) and checkpoint.number_format("model.embed_tokens.weight") == kind
+    fits = wanted.abs().max() <= 65504
+    assert torch.equal(found, wanted.to(torch.float16) if fits else wanted)
+    assert wanted.abs().max() > 0
+    weight, known = checkpoint.weight("model.embed_tokens.weight", (7, 512)), kind.lower() in FORMATS
+    assert isinstance(weight, Parts) == known
+    if known:
+        assert torch.equal(weight.float(), wanted)
+    else:
+        assert torch.equal(as_tensor(weight), found)
+        assert checkpoint.notes == [
+            f"model.embed_tokens.weight is decoded when loaded: there is no product with {kind}"
+        ]
+
+
+def one_tensor(file: Path, data: np.ndarray, code: int) -> GgufCheckpoint:
+    """A file with an embedding alone."""
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_tensor("token_embd.weight", data, raw_dtype=code)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    (tensor,) = read_header(file).tensors
-    found = gguf_tensors._read(tensor, file)
-    wanted = torch.from_numpy(gguf.quants.dequantize(data, code))
-    assert found.shape == (7, 512)
-    fits = wanted.abs().max() <= 65504
-    assert torch.equal(found, wanted.to(torch.float16) if fits else wanted)
-    assert wanted.abs().max() > 0
+    return GgufCheckpoint(file, {"num_hidden_layers": 1})
 
 
 def test_values_too_large_for_float16_stay_float32(tmp_path: Path) -> None:
     big = np.full((2, 32), 100000.0, np.float32)
-    block = gguf.quants.quantize(big, gguf.GGMLQuantizationType.Q8_0).reshape(-1)
-    tensor = GgufTensor("x", (2, 32), int(gguf.GGMLQuantizationType.Q8_0), 0, block.nbytes)
-    (tmp_path / "x.gguf").write_bytes(block.tobytes())
-    found = gguf_tensors._read(tensor, tmp_path / "x.gguf")
+    kind = gguf.GGMLQuantizationType.Q8_0
+    found = one_tensor(tmp_path / "x.gguf", gguf.quants.quantize(big, kind), kind).raw("model.embed_tokens.weight")
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, torch.from_numpy(big), rtol=1e-2, atol=0)
 
@@ -121,23 +140,43 @@ def test_values_too_large_for_float16_stay_float32(tmp_path: Path) -> None:
 def test_values_that_are_no_numbers_are_refused(kind: str, value: float, tmp_path: Path) -> None:
     """One among many, in the last block: a matrix of floats, or the 16-bit scale that a block begins with."""
     code = gguf.GGMLQuantizationType[kind]
-    data = gguf.quants.quantize(np.ones((3, 64), np.float32), code).reshape(-1).view(np.uint8).copy()
+    data = gguf.quants.quantize(np.ones((3, 64), np.float32), code).reshape(3, -1).view(np.uint8).copy()
     if kind == "BF16":
         spoilt = (np.array([value], np.float32).view(np.uint32) >> 16).astype(np.uint16)
     else:
         spoilt = np.array([value], np.float32 if kind == "F32" else np.float16)
-    begins = len(data) - gguf.GGML_QUANT_SIZES[code][1]
-    data[begins : begins + spoilt.nbytes] = spoilt.view(np.uint8)
-    tensor = GgufTensor("blk.0.ffn_up.weight", (3, 64), int(code), 0, data.nbytes)
-    (tmp_path / "x.gguf").write_bytes(data.tobytes())
-    with pytest.raises(ForerunError, match=r"tensor blk\.0\.ffn_up\.weight holds infinity or NaN"):
-        gguf_tensors._read(tensor, tmp_path / "x.gguf")
+    begins = data.shape[1] - gguf.GGML_QUANT_SIZES[code][1]
+    data[-1, begins : begins + spoilt.nbytes] = spoilt.view(np.uint8)
+    checkpoint = one_tensor(tmp_path / "x.gguf", data, code)
+    for read in (checkpoint.take, checkpoint.weight, lambda name, shape: checkpoint.raw(name)):
+        with pytest.raises(ForerunError, match=r"damaged: tensor token_embd\.weight holds infinity or NaN"):
+            read("model.embed_tokens.weight", (3, 64))
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "IQ3_S"])
+def test_scales_that_are_no_numbers_are_found_wherever_a_block_has_them(kind: str, tmp_path: Path) -> None:
+    code = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[code]
+    sound = np.random.default_rng(5).integers(0, 64, (1, 256 // block * size), dtype=np.uint8)
+    missed = []
+    for place in range(size):
+        data = sound.copy()
+        data[0, place] = 255 if kind == "MXFP4" else 0x7C
+        with np.errstate(all="ignore"):
+            broken = not np.isfinite(gguf.quants.dequantize(data, code)).all()
+        checkpoint = one_tensor(tmp_path / "x.gguf", data, code)
+        try:
+            checkpoint.weight("model.embed_tokens.weight", (1, 256))
+            missed += [place] * broken
+        except ForerunError:
+            assert broken
+    assert not missed
 
 
 def test_large_models_are_written_in_shards(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = load_file(convert_gguf(source, tmp_path / "whole") / "model.safetensors")
+    whole = gguf_values(source)
     monkeypatch.setattr("forerun.weights.folder.FILE_BYTES", 40_000)
-    checkpoint = open_checkpoint(convert_gguf(source, tmp_path / "parts"))
+    checkpoint = open_checkpoint(convert(str(source), tmp_path / "parts").folder)
     assert len(list(checkpoint.path.glob("model-*.safetensors"))) > 2
     assert checkpoint.names() == whole.keys()
     assert all(torch.equal(checkpoint.take(name, tuple(whole[name].shape)), whole[name]) for name in whole)
@@ -158,15 +197,18 @@ def test_header_agrees_with_the_gguf_package(source: Path) -> None:
 
 
 def test_tokenizer_chat_template_and_ends_come_along(tmp_path: Path, source: Path) -> None:
-    folder = convert_gguf(source, tmp_path)
-    before, after = tiny_tokenizer(), load_tokenizer(folder)
+    before, after = tiny_tokenizer(), load_tokenizer(source)
     text = "the thing 漢字 😀  12 and<|im_end|>"
     assert after.encode(text) == before.encode(text)
     assert after.decode(after.encode(text)) == text
     chat = [{"role": "user", "content": "hello"}]
-    assert after.apply_chat_template(chat, tokenize=False) == before.apply_chat_template(chat, tokenize=False)
-    assert stop_token_ids(folder, after) == {2}
-    assert "gguf" not in (folder / "tokenizer_config.json").read_text()
+    assert encode_chat(after, chat).ids == encode_chat(before, chat).ids
+    assert stop_token_ids(source, after) == {2}
+    folder = convert(str(source), tmp_path / "folder").folder
+    saved = load_tokenizer(folder)
+    assert saved.backend_tokenizer.to_str() == after.backend_tokenizer.to_str()
+    assert saved.special_tokens_map == after.special_tokens_map and saved.chat_template == after.chat_template
+    assert stop_token_ids(folder, saved) == {2}
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
@@ -178,10 +220,9 @@ def test_tokens_of_qwen_are_those_of_its_own_files(tmp_path: Path, family: str) 
     kinds = [3] * 4 + [1] * (known - 4) + [5] * (rows - known)
     metadata: dict[str, Any] = {"tokenizer__ggml__pre": "qwen2", "tokenizer__ggml__tokens": tokens}
     file = tiny_gguf(tmp_path / "a.gguf", model, **metadata, tokenizer__ggml__token_type=kinds)
-    folder = convert_gguf(file, tmp_path / "home")
-    tokenizer = load_tokenizer(folder)
-    assert stop_token_ids(folder, tokenizer) == {0, 2}
-    assert suppressed_tokens(folder) == set(range(known, rows)) != set()
+    tokenizer = load_tokenizer(file)
+    assert stop_token_ids(file, tokenizer) == {0, 2}
+    assert suppressed_tokens(file) == set(range(known, rows)) != set()
     assert tokenizer.encode("e\u0301") == tokenizer.encode("\xe9")
 
 
@@ -189,7 +230,7 @@ def test_a_tokenizer_beside_the_file_is_not_taken_for_its_own(tmp_path: Path) ->
     model = tiny_model(tmp_path / "model", "llama")
     file = tiny_gguf(model / "a.gguf", model)
     (model / "tokenizer.json").write_text("not a tokenizer")
-    assert load_tokenizer(convert_gguf(file, tmp_path / "home")).encode("the") == tiny_tokenizer().encode("the")
+    assert load_tokenizer(file).encode("the") == tiny_tokenizer().encode("the")
 
 
 @pytest.mark.parametrize("space", [None, True, False])
@@ -207,7 +248,7 @@ def test_a_sentencepiece_tokenizer_keeps_its_begin_token_and_first_space(tmp_pat
         tokenizer__ggml__add_bos_token=None,
         tokenizer__ggml__add_space_prefix=space,
     )
-    tokenizer = load_tokenizer(convert_gguf(file, tmp_path / "home"))
+    tokenizer = load_tokenizer(file)
     for text in ("hello hello\n", *([" hello"] if space is False else [])):
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
     found = tokenizer.convert_ids_to_tokens(tokenizer.encode("hello hello\n"))
@@ -216,9 +257,9 @@ def test_a_sentencepiece_tokenizer_keeps_its_begin_token_and_first_space(tmp_pat
 
 def test_smollm_splits_digits_off_spaces(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model", "llama")
-    plain = load_tokenizer(convert_gguf(tiny_gguf(tmp_path / "a.gguf", model), tmp_path / "home"))
+    plain = load_tokenizer(tiny_gguf(tmp_path / "a.gguf", model))
     smol_file = tiny_gguf(tmp_path / "b.gguf", model, tokenizer__ggml__pre="smollm")
-    smol = load_tokenizer(convert_gguf(smol_file, tmp_path / "home"))
+    smol = load_tokenizer(smol_file)
     split = [piece for piece, _ in smol.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a  12")]
     assert split == ["a", "ĠĠ", "1", "2"]
     assert [piece for piece, _ in plain.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a  12")] == ["a", "Ġ", "Ġ12"]
@@ -249,9 +290,8 @@ def test_files_not_read_are_refused_by_name(tmp_path: Path, metadata: dict[str, 
         metadata = metadata | {"llama__rope__dimension_count": 32}
     file = tiny_gguf(tmp_path / "a.gguf", tiny_model(tmp_path / "model", "llama"), **metadata)
     with pytest.raises(ForerunError, match=message) as caught:
-        convert_gguf(file, tmp_path / "home")
+        opened(file)
     assert "\n" not in str(caught.value)
-    assert not list((tmp_path / "home" / "gguf").glob("a-*/")), "nothing half-made stays behind"
 
 
 def test_rope_scaling_is_read(source: Path) -> None:
@@ -297,7 +337,7 @@ def test_the_built_in_model_agrees_with_transformers(tmp_path: Path) -> None:
     from forerun.weights.find import built_in_file
 
     file = built_in_file("smollm2")
-    checkpoint = open_checkpoint(convert_gguf(file, tmp_path))
+    checkpoint = open_checkpoint(file)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(AutoConfig.for_model(**checkpoint.config))
     loaded = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=empty)

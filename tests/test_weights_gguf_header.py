@@ -10,8 +10,8 @@ import pytest
 from tiny import tiny_gguf, tiny_model
 
 from forerun.errors import ForerunError
+from forerun.weights.find import find
 from forerun.weights.gguf_config import config_from
-from forerun.weights.gguf_convert import convert_gguf
 from forerun.weights.gguf_header import read_header
 
 gguf = pytest.importorskip("gguf")
@@ -83,7 +83,7 @@ def test_tensors_that_share_bytes_are_refused(tmp_path: Path, source: Path) -> N
 def test_stubs_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.gguf").write_bytes(content)
     with pytest.raises(ForerunError):
-        convert_gguf(tmp_path / "a.gguf", tmp_path / "home")
+        find(str(tmp_path / "a.gguf"))
 
 
 def test_garbled_headers_never_raise_anything_else(tmp_path: Path, source: Path) -> None:

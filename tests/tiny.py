@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.find import find
+from forerun.weights.tokenizer import load_tokenizer
+
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerFast
 
 CHAT_TEMPLATE = (
@@ -138,6 +143,18 @@ def tiny_gguf(file: Path, folder: Path, *, kind: str = "F32", **metadata: Any) -
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def gguf_values(file: Path) -> dict[str, torch.Tensor]:
+    """What a GGUF file says, under Hugging Face's names: floats as they are stored, blocks as a conversion has them."""
+    checkpoint = open_checkpoint(file)
+    return {name: checkpoint.raw(name) for name in checkpoint.names()}
+
+
+def opened(file: Path) -> None:
+    """Everything of a GGUF file that is looked at before its weights are."""
+    open_checkpoint(find(str(file)))
+    load_tokenizer(file)
 
 
 def interleave_halves(array: Any, head_dim: int) -> Any:

@@ -20,13 +20,15 @@ from forerun.kernels.matrix import round_to_int8
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.progress import NullProgress, Progress
-from forerun.weights.assistants import assistant_beside
+from forerun.weights.assistants import assistant_beside, is_assistant
 from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
 from forerun.weights.config import OWN_METHOD
+from forerun.weights.described import described
 from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
-from forerun.weights.folder import INDEX, file_inside, new_folder, save_in_files, write_json
-from forerun.weights.gguf_convert import MANIFEST
+from forerun.weights.folder import INDEX, file_inside, new_folder, save_in_files, system_errors, write_json
+from forerun.weights.generation_config import NAME as GENERATION_CONFIG
+from forerun.weights.tokenizer import load_tokenizer
 
 SIDE_FILES = (".json", ".txt", ".jinja", ".model", ".md")  # tokenizer, templates, licence
 SIDE_LIMIT = 200 * 2**20
@@ -104,7 +106,7 @@ def write_folder(
     with new_folder(target) as work:
         with progress.task("converting weights", len(names)) as task:
             count, size = save_in_files(stored(), work)
-        copy_side_files(checkpoint.path, work)
+        write_side_files(checkpoint.path, work)
         config = dict(checkpoint.config) | {SOURCE_HASH: fingerprint(checkpoint)}
         if rounded:
             config["quantization_config"] = {"quant_method": OWN_METHOD}
@@ -112,11 +114,17 @@ def write_folder(
     return count, size
 
 
-def copy_side_files(source: Path, work: Path) -> None:
+def write_side_files(source: Path, work: Path) -> None:
     """The tokenizer and what else describes the model; never weights, never code."""
+    if source.is_file():
+        write_json(work / GENERATION_CONFIG, described(source, GENERATION_CONFIG))
+        if not is_assistant(source):  # which only sees its target's tokens
+            with system_errors(work):
+                load_tokenizer(source).save(work)
+        return
     for file in sorted(source.iterdir()):
         known = file.suffix in SIDE_FILES or file.name.upper().startswith(("LICENSE", "NOTICE"))
-        written = file.name in ("config.json", INDEX, MANIFEST) or (work / file.name).exists()
+        written = file.name in ("config.json", INDEX) or (work / file.name).exists()
         if not known or written or file_inside(source, file.name) is None:  # which refuses links to files elsewhere
             continue
         if file.stat().st_size <= SIDE_LIMIT:

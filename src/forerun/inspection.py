@@ -65,7 +65,7 @@ def describe(loaded: LanguageModel) -> CheckReport:
     engine, decoder = loaded.engine, loaded.engine.model
     config, pool = decoder.config, engine.pool
     one_page = page_bytes(pool)
-    notes = [f"products: {decoder.kernels.name}"]
+    notes = [f"products: {decoder.kernels.name}", *loaded.notes]
     if pool.states is not None and config.delta is not None:
         size = pool.states.bytes_per_slot(config.delta, config.recurrent_layers)
         notes.append(f"recurrent state: {size / 2**20:.1f} MiB per sequence, {pool.states.count} sequences")

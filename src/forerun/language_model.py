@@ -48,6 +48,7 @@ class LanguageModel:
     name: str = ""  # as it was asked for; of a folder or file the last part
     # What generation_config.json says: values for options of the same names where a request has none.
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # about the way its weights are read
     head_warnings: list[str] = field(
         default_factory=list
     )  # for requests that leave the drafter to forerun, or ask for mtp
@@ -132,6 +133,7 @@ class LanguageModel:
             per_position=[list(pair) for pair in counters.per_position],
             seconds_saved=seconds_saved(sequence, decoded, self.engine.executor.costs_of([sequence])),
             warnings=[
+                *self.notes,
                 *(self.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
                 *sequence.warnings,
             ],

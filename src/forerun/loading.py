@@ -84,7 +84,7 @@ def load_model(
     if machine.device.type == "cpu":
         limit_workers(processors())
     folder = find(model, progress=progress)
-    with ThreadPoolExecutor(1) as beside:  # importing transformers takes as long as packing and probing
+    with ThreadPoolExecutor(1) as beside:  # where transformers is imported, that takes as long as packing and probing
         reading = beside.submit(load_tokenizer, folder)
         checkpoint = open_checkpoint(folder)
         with enough_memory(checkpoint, machine):
@@ -101,9 +101,7 @@ def load_model(
     labels = {"lookup": "finds drafts in the text so far"}
     with running_memory():
         named = None if draft_model is None else find(draft_model, progress=progress)
-        file = expanded(model)
-        source = file if file.is_file() else folder
-        assistant = find_assistant(named, source, decoder, pool, vocab, assistant_position)
+        assistant = find_assistant(named, folder, decoder, pool, vocab, assistant_position)
         if assistant.drafter is not None:
             drafters["assistant"] = assistant.drafter
             labels["assistant"] = f"the assistant {assistant.path}"
@@ -117,6 +115,7 @@ def load_model(
     facts = {"model": fingerprint(checkpoint), "head": str(head), "draft model": str(draft_model)}
     cost_file = CostFile(forerun_home() / "costs", machine_facts(machine.device, machine.describe()) | facts)
     costs = CostTable(cost_file.read())
+    file = expanded(model)
     engine = Engine(
         decoder,
         pool,
@@ -142,6 +141,7 @@ def load_model(
         name=os.path.basename(os.path.abspath(file)) if file.exists() else model,
         generation_defaults=generation_defaults(folder),
         head_warnings=heads.warnings + assistant.warnings,
+        notes=checkpoint.notes,
         cost_file=cost_file,
         drafter_labels=labels,
         media=media_reader(checkpoint, tokenizer, machine.device, decoder.dtype, engine.owner, context=context),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from forerun.conversion import convert
 from forerun.errors import ForerunError
 from forerun.home import expanded
 from forerun.language_model import LanguageModel
@@ -48,7 +51,8 @@ class TransformersPeer:
         device = loaded.machine.device
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         self.stop_ids = sorted(loaded.stop_ids)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(find(model), dtype=dtype).to(device)
+        with folder_of(model) as folder:
+            self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
 
     def answer(self, prompt: Sequence[int], temperature: float, tokens: int, seed: int) -> PeerAnswer:
         ids = torch.tensor([list(prompt)], device=self.model.device)
@@ -115,6 +119,17 @@ class LlamaCppPeer:
             if len(answer) == tokens or token in self.stop_ids:
                 break
         return PeerAnswer(_without_end(answer, self.stop_ids), last - first, last - began, max(0, len(answer) - 1))
+
+
+@contextmanager
+def folder_of(model: str) -> Iterator[Path]:
+    """A folder with the weights as safetensors, for as long as the block lasts."""
+    found = find(model)
+    if found.is_dir():
+        yield found
+        return
+    with TemporaryDirectory() as place:
+        yield convert(model, Path(place, "model")).folder
 
 
 def gguf_file(model: str) -> Path:

@@ -50,7 +50,7 @@ def print_plan(loaded: LanguageModel) -> None:
         from forerun.media.reading import what_is_read
 
         print(f"reads {what_is_read(loaded.media)}")
-    for warning in loaded.head_warnings:
+    for warning in [*loaded.notes, *loaded.head_warnings]:
         print(f"warning: {warning}", flush=True)
     if not loaded.probe.guaranteed:
         print("warning: wide passes change bits on this machine: NOT GUARANTEED, see forerun check", flush=True)

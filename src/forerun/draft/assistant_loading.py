@@ -15,6 +15,7 @@ from forerun.weights.assistants import MODEL_TYPES, assistant_beside, is_assista
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.config import read_config
 from forerun.weights.config_reader import ConfigReader
+from forerun.weights.described import config_place
 from forerun.weights.find import find
 
 
@@ -33,7 +34,7 @@ def load_assistant(folder: Path, decoder: Decoder, pool: PagePool, vocab: int, p
     values = read_config(folder)
     if values["model_type"] not in MODEL_TYPES:
         raise ForerunError(f"{folder} is no assistant: its model type is {values['model_type'][:40]!r}")
-    config = read_assistant(ConfigReader(values, str(folder / "config.json")))
+    config = read_assistant(ConfigReader(values, config_place(folder)))
     fitting_layers(config, decoder.config)
     return AssistantDrafter(build_assistant(config, open_checkpoint(folder), decoder, position), pool, vocab)
 

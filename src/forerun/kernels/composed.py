@@ -17,7 +17,7 @@ from forerun.kernels.interface import (
     Joined,
     PassRows,
 )
-from forerun.kernels.matrix import Matrix
+from forerun.kernels.matrix import Matrix, Table
 
 
 class TorchRows:
@@ -41,8 +41,8 @@ class Composed(TorchRows, ABC):
 
     joins_gates = False
 
-    def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
-        return table.index_select(0, tokens)
+    def embed(self, tokens: Tensor, table: Table) -> Tensor:
+        return table.index_select(0, tokens) if isinstance(table, Tensor) else table[tokens].tensor()
 
     @abstractmethod
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor: ...
@@ -115,7 +115,7 @@ class Composed(TorchRows, ABC):
         return self.gelu_mul(torch.cat([self.linear(x, matrix, prefill), own], dim=1))
 
     def layer_inputs(
-        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Tensor, table_scale: float
+        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Table, table_scale: float
     ) -> Tensor:
         known = self.embed(tokens, table).to(seen.dtype) * table_scale
         wide = self.rms_norm((seen * scale).view(-1, len(norm)), norm, eps)

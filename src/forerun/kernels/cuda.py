@@ -33,7 +33,7 @@ from forerun.kernels.interface import (
     PassRows,
     Stacked,
 )
-from forerun.kernels.matrix import FloatMatrix, Matrix, Rounded, Weight
+from forerun.kernels.matrix import FloatMatrix, Matrix, Table, Weight, as_tensor
 from forerun.kernels.prefill import prefill_attention
 
 
@@ -44,13 +44,11 @@ class CudaKernels(TorchRows):
     joins_gates = True
 
     # Operations that are one launch, in decode passes and in prefill chunks alike.
-    embed = staticmethod(norms.embed)
     rms_norm = staticmethod(norms.rms_norm)
     silu_mul = staticmethod(norms.silu_mul)
     sigmoid_gate = staticmethod(norms.sigmoid_gate)
     gated_norm = staticmethod(norms.gated_norm)
     add_norm = staticmethod(added_norms.add_norm)
-    layer_inputs = staticmethod(layer_inputs)
     route = staticmethod(mixture.route)
     cluster_logits = staticmethod(cluster_logits)
 
@@ -59,8 +57,16 @@ class CudaKernels(TorchRows):
         self.device = device
         self.counters = torch.zeros(1 << 16, dtype=torch.int32, device=device)  # of attention
 
+    def embed(self, tokens: Tensor, table: Table) -> Tensor:
+        return norms.embed(tokens, as_tensor(table))
+
+    def layer_inputs(
+        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Table, table_scale: float
+    ) -> Tensor:
+        return layer_inputs(seen, scale, norm, eps, tokens, as_tensor(table), table_scale)
+
     def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
-        return self.float_matrix(weight.tensor() if isinstance(weight, Rounded) else weight, bias)
+        return self.float_matrix(as_tensor(weight), bias)
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         return FloatMatrix(weight.contiguous(), None if bias is None else bias.contiguous())

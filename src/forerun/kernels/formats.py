@@ -31,6 +31,7 @@ Floats = NDArray[np.float32]
 
 KVALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+LARGEST_E8M0 = 252  # exponents above it make 12 halves of their scale more than a float32 holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Format:
     bytes: int  # per block
     number: int | None = None  # of the type in GGUF files
     bits: int = 0  # of a code; none in plain floating point
+    factors: tuple[int, ...] = ()  # where a block has its float16 factors
     floats: Callable[[Bytes], Floats] | None = None  # plain floating point: [blocks, bytes] -> [blocks, weights]
     apart: Callable[[Bytes], Codes] | None = None  # everything else
 
@@ -106,6 +108,16 @@ class Format:
             return self.floats(raw)
         with np.errstate(all="ignore"):  # scales of a damaged file
             return self.split(raw, scales, biases).values()
+
+    def finite(self, raw: Bytes) -> bool:
+        """Whether all values of [blocks, bytes] are numbers, by a look at the bytes that hold exponents."""
+        if self.name == "mxfp4":
+            return not bool((raw[:, 0] > LARGEST_E8M0).any())
+        if self.floats is None:
+            return all(bool((raw[:, at + 1] & 0x7C != 0x7C).all()) for at in self.factors)
+        if self.name == "f16":
+            return bool((raw[:, 1] & 0x7C != 0x7C).all())
+        return bool(((raw[:, -1] & 0x7F != 0x7F) | (raw[:, -2] & 0x80 == 0)).all())
 
 
 def _product(outer: NDArray[Any], inner: NDArray[Any]) -> Floats:
@@ -245,18 +257,18 @@ _TABLE = (
     Format("f32", 1, 4, 0, floats=_f32),
     Format("f16", 1, 2, 1, floats=_f16),
     Format("bf16", 1, 2, 30, floats=_bf16),
-    Format("q4_0", 32, 18, 2, 4, apart=_q4_0),
-    Format("q4_1", 32, 20, 3, 4, apart=_q4_1),
-    Format("q5_0", 32, 22, 6, 5, apart=_q5_0),
-    Format("q5_1", 32, 24, 7, 5, apart=_q5_1),
-    Format("q8_0", 32, 34, 8, 8, apart=_q8_0),
-    Format("q2_k", 256, 84, 10, 2, apart=_q2_k),
-    Format("q3_k", 256, 110, 11, 3, apart=_q3_k),
-    Format("q4_k", 256, 144, 12, 4, apart=_q4_k),
-    Format("q5_k", 256, 176, 13, 5, apart=_q5_k),
-    Format("q6_k", 256, 210, 14, 6, apart=_q6_k),
-    Format("iq4_nl", 32, 18, 20, 4, apart=_iq4_nl),
-    Format("iq4_xs", 256, 136, 23, 4, apart=_iq4_xs),
+    Format("q4_0", 32, 18, 2, 4, (0,), apart=_q4_0),
+    Format("q4_1", 32, 20, 3, 4, (0, 2), apart=_q4_1),
+    Format("q5_0", 32, 22, 6, 5, (0,), apart=_q5_0),
+    Format("q5_1", 32, 24, 7, 5, (0, 2), apart=_q5_1),
+    Format("q8_0", 32, 34, 8, 8, (0,), apart=_q8_0),
+    Format("q2_k", 256, 84, 10, 2, (80, 82), apart=_q2_k),
+    Format("q3_k", 256, 110, 11, 3, (108,), apart=_q3_k),
+    Format("q4_k", 256, 144, 12, 4, (0, 2), apart=_q4_k),
+    Format("q5_k", 256, 176, 13, 5, (0, 2), apart=_q5_k),
+    Format("q6_k", 256, 210, 14, 6, (208,), apart=_q6_k),
+    Format("iq4_nl", 32, 18, 20, 4, (0,), apart=_iq4_nl),
+    Format("iq4_xs", 256, 136, 23, 4, (0,), apart=_iq4_xs),
     Format("mxfp4", 32, 17, 39, 4, apart=_mxfp4),
     *(Format(f"mlx{bits}_{group}", group, group * bits // 8, bits=bits) for bits in MLX_BITS for group in MLX_GROUPS),
 )

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from forerun.kernels.matrix import Matrix, Weight
+from forerun.kernels.matrix import Matrix, Table, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,14 +253,14 @@ class Kernels(Protocol):
     joins_gates: bool  # the gates of a recurrence are columns of its projection: a launch less where weights are floats
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
-        """Pack weight [out, in] the way `linear` wants it; weights that are stored in 8 bits may come as they are."""
+        """Pack weight [out, in] the way `linear` wants it; quantised weights may come as they are stored."""
         ...
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         """As `matrix`, for weights that are never rounded: routers, gates of a recurrence, the input of a head."""
         ...
 
-    def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, table: Table) -> Tensor:
         """The rows of table [vocab, hidden] that tokens [rows] name."""
         ...
 
@@ -324,7 +324,7 @@ class Kernels(Protocol):
         ...
 
     def layer_inputs(
-        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Tensor, table_scale: float
+        self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Table, table_scale: float
     ) -> Tensor:
         """(rms_norm(seen · scale) + table[tokens] · table_scale) / √2, normed in pieces as long as the norm.
 

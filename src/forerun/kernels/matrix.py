@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
+from forerun.kernels.parts import Part
 
 # Activations are split into two signed 7-bit digits, x ≈ scale · (128 · high + low): 14 bits, and no
 # pair of products can saturate the 16-bit accumulators of CPUs that lack VNNI.
 DIGIT = 128
 HIGHEST = 63 * DIGIT + 63
+CPU = torch.device("cpu")
 BLOCK = 1024  # rows that are rounded at once: they fit into a core's cache
 
 
@@ -77,6 +81,10 @@ class Rounded:
     scale: Tensor  # [..., out] float32
     dtype: torch.dtype = torch.float32  # of the tensor it stands for
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Rounded:
         """Stays in 8 bits."""
         return Rounded(self.values.to(device), self.scale.to(device), dtype)
@@ -94,16 +102,76 @@ class Rounded:
         return self.values.float() * self.scale[..., None]
 
 
-Weight = Tensor | Rounded
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Weights as they are stored, one part below the other; works like the tensor it stands for."""
+
+    parts: tuple[Part, ...]  # matrices with the same columns, or one stack of matrices
+    dtype: torch.dtype = torch.float32  # of the tensor it stands for
+    device: torch.device = CPU
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        first = self.parts[0].shape
+        return first if len(first) == 3 else (sum(part.shape[0] for part in self.parts), first[1])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Parts:
+        """Stays as it is stored; `tensor` is what is asked for."""
+        return replace(self, device=device, dtype=dtype)
+
+    def __getitem__(self, index: int | Tensor) -> Parts:
+        """Some rows, or one of a stack of matrices."""
+        (part,) = self.parts
+        return replace(self, parts=(part[index if isinstance(index, int) else index.cpu().numpy()],))
+
+    def tensor(self) -> Tensor:
+        """[..., out, in], for bodies that do not multiply with weights as they are stored."""
+        if self.device.type == "meta":
+            return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        decoded = [torch.from_numpy(part.rows()).to(self.dtype) for part in self.parts]
+        return (decoded[0] if len(decoded) == 1 else torch.cat(decoded)).to(self.device)
+
+    def float(self) -> Tensor:
+        """[..., out, in] float32."""
+        return self.to(self.device, torch.float32).tensor()
 
 
-def join(parts: list[Weight]) -> Weight:
+Weight = Tensor | Rounded | Parts
+Table = Tensor | Parts  # rows that are looked up
+
+
+def as_tensor(weight: Weight) -> Tensor:
+    """[..., out, in], however it is stored."""
+    return weight if isinstance(weight, Tensor) else weight.tensor()
+
+
+def join(weights: list[Weight]) -> Weight:
     """Rows of several weights one after another."""
-    rounded = [part for part in parts if isinstance(part, Rounded)]
-    if len(rounded) == len(parts):
-        values, scale = torch.cat([part.values for part in rounded]), torch.cat([part.scale for part in rounded])
-        return Rounded(values, scale, rounded[0].dtype)
-    return torch.cat([part.tensor() if isinstance(part, Rounded) else part for part in parts])
+    mapped = [weight for weight in weights if isinstance(weight, Parts)]
+    if len(mapped) == len(weights):
+        return replace(mapped[0], parts=tuple(part for weight in mapped for part in weight.parts))
+    rounded = [weight for weight in weights if isinstance(weight, Rounded)]
+    if len(rounded) == len(weights):
+        values, scales = [weight.values for weight in rounded], [weight.scale for weight in rounded]
+        return Rounded(torch.cat(values), torch.cat(scales), rounded[0].dtype)
+    return torch.cat([as_tensor(weight) for weight in weights])
+
+
+def pieces(weight: Tensor | Parts) -> Iterator[Tensor]:
+    """Its rows in float32, some at a time."""
+    if isinstance(weight, Tensor):
+        yield from (rows.float() for rows in weight.split(BLOCK))
+        return
+    for part in weight.parts:
+        for start in range(0, part.shape[0], BLOCK):
+            yield torch.from_numpy(part.rows(start, start + BLOCK)).to(weight.device)
 
 
 def round_to_int8(weight: Weight) -> tuple[Tensor, Tensor]:
@@ -111,12 +179,14 @@ def round_to_int8(weight: Weight) -> tuple[Tensor, Tensor]:
     if isinstance(weight, Rounded):
         return weight.values, weight.scale
     values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    scale = torch.empty(len(weight), device=weight.device)
-    for part, target, factor in zip(*(x.split(BLOCK) for x in (weight, values, scale)), strict=True):
-        part = part.float()
+    scale = torch.empty(weight.shape[0], device=weight.device)
+    start = 0
+    for part in pieces(weight):
+        target, factor = values[start : start + len(part)], scale[start : start + len(part)]
         factor.copy_(part.abs().amax(dim=1) / 127)
         factor[factor == 0] = 1
         target.copy_((part / factor[:, None]).round_().clamp_(-127, 127))
+        start += len(part)
     if not bool(scale.isfinite().all()):
         raise ForerunError("the weights hold values that are infinite or not a number: the checkpoint is broken")
     return values, scale

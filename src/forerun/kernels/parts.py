@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,10 @@ from numpy.typing import NDArray
 from forerun.kernels.formats import Bytes, Codes, Floats, Format
 
 PIECE_VALUES = 2**20  # values decoded at a time: their codes stay in a core's cache
+
+
+def _unchecked() -> None:
+    """What lies in memory stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,8 @@ class Part:
     row_map: NDArray[np.int64] | None = None  # [rows]; None leaves rows as they are stored
     scales: Part | None = None  # affine formats: [..., stored rows, blocks of a row]
     biases: Part | None = None
+    # Raises when the file is not what it was: reading a map beyond the end of its file ends the process.
+    check: Callable[[], None] = _unchecked
 
     @property
     def nbytes(self) -> int:
@@ -47,6 +54,7 @@ class Part:
         """Rows start to stop of a matrix, decoded [rows, columns]; of a stack the same rows of every matrix."""
         if len(self.shape) == 3:
             return np.stack([self[number].rows(start, stop) for number in range(self.shape[0])])
+        self.check()
         start, stop, _ = slice(start, stop).indices(self.shape[0])
         values = np.empty((max(stop - start, 0), self.shape[1]), np.float32)
         step = max(1, PIECE_VALUES // self.shape[1])
@@ -58,6 +66,7 @@ class Part:
 
     def split(self, start: int = 0, stop: int | None = None) -> Codes:
         """The blocks of rows start to stop of a matrix taken apart, row by row: [rows · blocks of a row, …]."""
+        self.check()
         start, stop, _ = slice(start, stop).indices(self.shape[0])
         return self.format.split(*self._blocks(start, stop))
 

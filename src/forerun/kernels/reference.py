@@ -15,8 +15,8 @@ from forerun.kernels.matrix import (
     FloatMatrix,
     IntMatrix,
     Matrix,
-    Rounded,
     Weight,
+    as_tensor,
     round_to_int8,
     split_digits,
 )
@@ -34,7 +34,7 @@ class ReferenceKernels(RecurrentReference):
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
         if not self.quantize:
-            return self.float_matrix(weight.tensor() if isinstance(weight, Rounded) else weight, bias)
+            return self.float_matrix(as_tensor(weight), bias)
         values, scale = round_to_int8(weight)
         return IntMatrix(values, scale, None if bias is None else bias.float(), (values.shape[0], values.shape[1]))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from forerun.errors import ForerunError
+from forerun.kernels.matrix import as_tensor
 from forerun.models import gemma4
 from forerun.models.layers.assistant import Assistant, CentroidHead, DenseHead
 from forerun.models.layers.config import FULL, SLIDING, AttentionConfig, DecoderConfig, LayerConfig, read_eps
@@ -125,17 +126,17 @@ def read_head(config: AssistantConfig, loader: Loader, size: int, vocab: int) ->
     """The output matrix, whole or in clusters."""
     checkpoint, kernels = loader.checkpoint, loader.kernels
     name = "lm_head.weight" if checkpoint.has("lm_head.weight") else "model.embed_tokens.weight"
-    table = embedding_table(checkpoint.take(name, (vocab, size)), loader.device, loader.dtype)
+    table = embedding_table(checkpoint.table(name, (vocab, size)), loader.device, loader.dtype)
     if name == "lm_head.weight" and checkpoint.has("model.embed_tokens.weight"):
-        checkpoint.take("model.embed_tokens.weight", (vocab, size))  # an input that nobody uses
+        checkpoint.table("model.embed_tokens.weight", (vocab, size))  # an input that nothing uses
     if not config.clusters:
-        return DenseHead(kernels.matrix(table.to(loader.dtype), None))
+        return DenseHead(kernels.matrix(table.to(loader.device, loader.dtype), None))
     tokens = checkpoint.integers(ORDERING).to(loader.device, torch.int64)
     if tokens.shape != (vocab,) or not torch.equal(tokens.sort().values, torch.arange(vocab, device=tokens.device)):
         raise ForerunError(f"{checkpoint.path}: {ORDERING} must hold every token once")
     return CentroidHead(
         centroids=loader.exact("masked_embedding.centroids.weight", config.clusters, size),
         tokens=tokens.view(config.clusters, -1),
-        table=table[tokens].view(config.clusters, -1, size).contiguous(),
+        table=as_tensor(table[tokens.flatten()]).view(config.clusters, -1, size).contiguous(),
         top=config.top,
     )

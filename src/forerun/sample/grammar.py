@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,11 +34,14 @@ class GrammarVocabulary:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab: int, stop_ids: Iterable[int] = ()) -> None:
         """`vocab`: of the engine. `stop_ids`: of the model; one stands in where the tokenizer names no end."""
-        from llguidance.hf import from_tokenizer
+        from llguidance import LLTokenizer
 
         end = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else min(stop_ids, default=0)
         self.vocab = vocab
-        self.tokens = from_tokenizer(tokenizer, n_vocab=max(vocab, len(tokenizer)), eos_token=end)
+        backend = copy(tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        self.tokens = LLTokenizer(backend.to_str(), n_vocab=max(vocab, len(tokenizer)), eos_token=end)
         self.ends = frozenset(self.tokens.eos_tokens)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.draft.head import DRAFT_VOCABULARY
-from forerun.kernels.matrix import Rounded, Weight, round_to_int8
+from forerun.kernels.matrix import Rounded, Weight, as_tensor, round_to_int8
 from forerun.train.head import LAYER, Head
 from forerun.weights.checkpoint import SCALE
 from forerun.weights.fingerprint import fingerprint
@@ -33,7 +33,7 @@ def save_head(out: Path, head: Head, draft_vocab: Tensor | None, report: dict[st
         if isinstance(stored, Rounded):
             tensors |= {name: stored.values.cpu(), name + SCALE: stored.scale.cpu()}
         else:
-            tensors[name] = stored.cpu().contiguous()
+            tensors[name] = as_tensor(stored).cpu().contiguous()
     if draft_vocab is not None:
         tensors[DRAFT_VOCABULARY] = draft_vocab.to("cpu", torch.int64).sort().values.contiguous()
     beside = out / (WEIGHTS + ".part")

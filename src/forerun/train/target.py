@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import ForerunError
-from forerun.kernels.matrix import Rounded
+from forerun.kernels.matrix import as_tensor
 from forerun.models.families import TRAINABLE, read_config
 from forerun.models.layers.config import AttentionConfig, DenseConfig
 from forerun.models.layers.decoder import has_own_output, unused
@@ -63,7 +63,7 @@ class Target:
         hidden, vocab = self.config.hidden, self.config.vocab
         self.rope = Rope(self.attention.rope, device)
         self.embedding = self._take("model.embed_tokens.weight", (vocab, hidden))
-        tied = self.config.tied and not has_own_output(checkpoint, checkpoint.raw("model.embed_tokens.weight"))
+        tied = self.config.tied and not has_own_output(checkpoint, "model.embed_tokens.weight")
         self.config = replace(self.config, tied=tied)
         self.output = self.embedding if tied else self._take("lm_head.weight", (vocab, hidden))
         # Rows and matrix hold bfloat16 values; the products are kept in float32, or ties would decide tokens.
@@ -73,8 +73,7 @@ class Target:
         checkpoint.finish(lambda name: unused(name, self.config))
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        weight = self.checkpoint.weight(name, shape).to(self.device, self.dtype)
-        return weight.tensor() if isinstance(weight, Rounded) else weight
+        return as_tensor(self.checkpoint.weight(name, shape).to(self.device, self.dtype))
 
     def _block(self, index: int) -> Block:
         shapes = self.layer_shapes(self.feed_forward.inner)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.weights.folder import read_json
+from forerun.weights.described import described
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 SUFFIX = "-assistant"  # of the model's name on the hub, and of its folder
 
 
-def is_assistant(folder: Path) -> bool:
+def is_assistant(model: Path) -> bool:
     """Does its config.json say so?"""
-    return (read_json(folder, "config.json") or {}).get("model_type") in MODEL_TYPES
+    return (described(model, "config.json") or {}).get("model_type") in MODEL_TYPES
 
 
 def assistant_beside(model: Path) -> Path | None:

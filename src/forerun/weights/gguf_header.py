@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from forerun.errors import ForerunError
+from forerun.kernels.formats import GGUF_FORMATS
 
+T = TypeVar("T")
 Value = int | float | bool | str | tuple[int | float | bool, ...]
 
 # Metadata value types: fixed-size ones by struct code; 8 is a string, 9 an array.
@@ -32,26 +37,53 @@ class GgufTensor:
     size: int  # bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GgufHeader:
-    """Metadata and tensor table. Arrays of strings (the vocabulary) are kept as their length."""
+    """Metadata and tensor table. Arrays of strings (the vocabulary) are kept as their length; `strings` reads them."""
 
     metadata: dict[str, Value]
     tensors: tuple[GgufTensor, ...]
+    arrays: Mapping[str, int] = field(default_factory=dict)  # of strings: where in the file the first one begins
 
 
 class _Broken(Exception):
     """The file contradicts itself; the text says where."""
 
 
+def header_of(file: Path) -> GgufHeader:
+    """As `read_header`, which is asked again when the file changes."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise ForerunError(f"cannot read {file}: {error.strerror}") from error
+    return _read_once(file, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=4)
+def _read_once(file: Path, *identity: int) -> GgufHeader:  # noqa: ARG001
+    return read_header(file)
+
+
 def read_header(file: Path) -> GgufHeader:
     """Reads and checks the header; raises ForerunError for anything that is not a sound GGUF file."""
+    return _read(file, _Reader.header)
+
+
+def strings(file: Path, header: GgufHeader, key: str) -> list[str]:
+    """The array of strings that the metadata has under a key; empty when there is none."""
+    start, count = header.arrays.get(key), header.metadata.get(key)
+    if start is None or not isinstance(count, int):
+        return []
+    return _read(file, lambda reader: reader.strings(start, count))
+
+
+def _read(file: Path, read: Callable[[_Reader], T]) -> T:
     try:
         with file.open("rb") as stream:
             if stream.read(4) != b"GGUF":
                 raise ForerunError(f"{file} is not a GGUF file (it does not start with 'GGUF')")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(data).header()
+                return read(_Reader(data))
     except (_Broken, struct.error, UnicodeDecodeError) as error:
         reason = str(error) if isinstance(error, _Broken) else "it ends early or holds garbage"
         raise ForerunError(f"{file} is truncated or damaged ({reason}); download it again") from error
@@ -66,6 +98,7 @@ class _Reader:
         self.data = data
         self.size = len(data)
         self.at = 4  # behind the magic
+        self.arrays: dict[str, int] = {}
 
     def header(self) -> GgufHeader:
         (version,) = self.unpack("I")
@@ -77,7 +110,7 @@ class _Reader:
         self.expect(entry_count, SMALLEST_ENTRY, "metadata entries")
         metadata = self.metadata(entry_count)
         self.expect(tensor_count, SMALLEST_TENSOR, "tensors")
-        return GgufHeader(metadata, self.tensors(tensor_count, _alignment(metadata)))
+        return GgufHeader(metadata, self.tensors(tensor_count, _alignment(metadata)), self.arrays)
 
     def metadata(self, count: int) -> dict[str, Value]:
         metadata: dict[str, Value] = {}
@@ -86,20 +119,20 @@ class _Reader:
             if key in metadata:
                 raise _Broken(f"metadata key {key[:80]!r} twice")
             (kind,) = self.unpack("I")
-            metadata[key] = self.value(kind)
+            metadata[key] = self.value(kind, key)
         return metadata
 
-    def value(self, kind: int) -> Value:
+    def value(self, kind: int, key: str) -> Value:
         if kind in SCALARS:
             value: Value = self.unpack(SCALARS[kind])[0]
             return value
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
-            return self.array()
+            return self.array(key)
         raise _Broken(f"unknown metadata type {kind}")
 
-    def array(self) -> Value:
+    def array(self, key: str) -> Value:
         kind, count = self.unpack("IQ")
         if kind in SCALARS:
             self.expect(count, struct.calcsize(SCALARS[kind]), "array elements")
@@ -107,9 +140,14 @@ class _Reader:
         if kind != STRING:
             raise _Broken(f"an array of type {kind}")
         self.expect(count, 8, "strings")
+        self.arrays[key] = self.at
         for _ in range(count):
             self.skip_string()
         return int(count)
+
+    def strings(self, start: int, count: int) -> list[str]:
+        self.at = start
+        return [self.string() for _ in range(count)]
 
     def tensors(self, count: int, alignment: int) -> tuple[GgufTensor, ...]:
         rows = [self.tensor_row() for _ in range(count)]
@@ -169,6 +207,8 @@ def _alignment(metadata: dict[str, Value]) -> int:
 
 def _block_sizes(kind: int, name: str) -> tuple[int, int]:
     """Elements and bytes of one block of this type."""
+    if (form := GGUF_FORMATS.get(kind)) is not None:
+        return form.weights, form.bytes
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
@@ -176,3 +216,12 @@ def _block_sizes(kind: int, name: str) -> tuple[int, int]:
     except (ValueError, KeyError):
         raise _Broken(f"tensor {name[:80]!r} has the unknown type {kind}") from None
     return int(elements), int(size)
+
+
+def kind_name(kind: int) -> str:
+    """What llama.cpp calls a type of tensors: "F32", "Q4_K", …"""
+    if (form := GGUF_FORMATS.get(kind)) is not None:
+        return form.name.upper()
+    from gguf import GGMLQuantizationType
+
+    return str(GGMLQuantizationType(kind).name)

@@ -15,15 +15,20 @@ Ollama's own conversions differ in names and metadata, and nothing in them says 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forerun.errors import ForerunError
+from forerun.weights.arrangement import Arrangement, Order
+from forerun.weights.gguf_header import GgufTensor
 from forerun.weights.gguf_metadata import Metadata
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 SPARSE = "qwen35moe"
 QWEN3_5 = {"qwen35": "Qwen3_5ForCausalLM", SPARSE: "Qwen3_5MoeForCausalLM"}
@@ -98,43 +103,47 @@ def qwen3_5_config(metadata: Metadata, rope: dict[str, Any]) -> dict[str, Any]:
     return config | _networks(metadata)
 
 
-def qwen3_5_tensor(tensor: torch.Tensor, name: str, config: dict[str, Any], where: str) -> torch.Tensor:
-    """A tensor of the file as Hugging Face's files have it."""
-    match, place = BLOCK.fullmatch(name), f"{where}: tensor {name}"
-    part = name if match is None else match[2]
+def qwen3_5_arrangement(tensor: GgufTensor, config: dict[str, Any], where: str) -> Arrangement:
+    """How a tensor of the file becomes that of Hugging Face's files."""
+    match, place, shape = BLOCK.fullmatch(tensor.name), f"{where}: tensor {tensor.name}", tensor.shape
+    part = tensor.name if match is None else match[2]
     if part.endswith("norm.weight") and part != "ssm_norm.weight":
-        return tensor.float() - 1
+        return Arrangement(shape, change=lambda values: values.float() - 1)
     if part == "ffn_gate_inp_shexp.weight":
-        return tensor.reshape(1, -1)  # quantising drops the axis of length 1
-    if part == "ssm_a":
-        if not bool((tensor < 0).all()):
-            raise ForerunError(f"{place} must hold negative numbers only; the file is damaged")
-        tensor = (-tensor.float()).log()
+        return Arrangement((1, math.prod(shape)))  # quantising drops the axis of length 1
     size = config["linear_value_head_dim"]
     behind = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]  # queries and keys come first
-    if part in ("attn_qkv.weight", "ssm_conv1d.weight"):
-        tensor = _grouped(tensor, place, config, 0, size, behind)
-    elif part in ("ssm_a", "ssm_dt.bias", "ssm_alpha.weight", "ssm_beta.weight"):
-        tensor = _grouped(tensor, place, config, 0, 1)
-    elif part == "attn_gate.weight":
-        tensor = _grouped(tensor, place, config, 0, size)
-    elif part == "ssm_out.weight":
-        tensor = _grouped(tensor, place, config, 1, size)
-    return tensor[:, None] if part == "ssm_conv1d.weight" else tensor
+    if part == "attn_qkv.weight":
+        return Arrangement(shape, rows=_grouped(tensor, place, config, 0, size, behind))
+    if part == "ssm_conv1d.weight":
+        order = _grouped(tensor, place, config, 0, size, behind)
+        return Arrangement((shape[0], 1, *shape[1:]), rows=order)
+    if part == "ssm_a":
+        order = _grouped(tensor, place, config, 0, 1)
+        return Arrangement(shape, rows=order, change=lambda values: _log_decay(values, place))
+    if part in ("ssm_dt.bias", "ssm_alpha.weight", "ssm_beta.weight"):
+        return Arrangement(shape, rows=_grouped(tensor, place, config, 0, 1))
+    if part == "attn_gate.weight":
+        return Arrangement(shape, rows=_grouped(tensor, place, config, 0, size))
+    if part == "ssm_out.weight":
+        return Arrangement(shape, columns=_grouped(tensor, place, config, 1, size))
+    return Arrangement(shape)
 
 
-def _grouped(
-    tensor: torch.Tensor, place: str, config: dict[str, Any], axis: int, size: int, behind: int = 0
-) -> torch.Tensor:
+def _log_decay(stored: Tensor, place: str) -> Tensor:
+    if not bool((stored < 0).all()):
+        raise ForerunError(f"{place} must hold negative numbers only; the file is damaged")
+    return (-stored.float()).log()
+
+
+def _grouped(tensor: GgufTensor, place: str, config: dict[str, Any], axis: int, size: int, behind: int = 0) -> Order:
     """Value heads of `size` rows along `axis`, behind others that stay: tiled → grouped. `place`: for messages."""
-    import torch
-
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    found, expected = tensor.shape[axis] if axis < tensor.ndim else 0, behind + values * size
+    found, expected = tensor.shape[axis] if axis < len(tensor.shape) else 0, behind + values * size
     if found != expected:
         raise ForerunError(f"{place} has {found} rows or columns, expected {expected}; the file is damaged")
-    heads = torch.arange(values * size).view(values // keys, keys, size).transpose(0, 1).reshape(-1)
-    return tensor.index_select(axis, torch.cat([torch.arange(behind), behind + heads]))
+    heads = np.arange(values * size).reshape(values // keys, keys, size).swapaxes(0, 1).reshape(-1)
+    return np.concatenate([np.arange(behind), behind + heads])
 
 
 def _refuse_ollama(metadata: Metadata) -> None:

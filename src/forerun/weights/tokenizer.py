@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError, first_line
+from forerun.weights.described import described
 from forerun.weights.folder import file_inside, read_json
 
 if TYPE_CHECKING:
@@ -18,8 +19,21 @@ NEEDS_BOS = "gemma"  # families by the beginning of their model type
 READ_BY_TRANSFORMERS = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
 
 
-def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer with its chat template, exactly as tokenizer.json describes it; no code from the folder."""
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a model with its chat template: a `Tokenizer`, or transformers' own, which does as much."""
+    if path.is_file():
+        from forerun.weights.gguf_tokenizer import gguf_tokenizer
+
+        tokenizer: Any = gguf_tokenizer(path)
+    else:
+        tokenizer = _from_folder(path)
+    if str((described(path, "config.json") or {}).get("model_type")).startswith(NEEDS_BOS):
+        begin_with_bos(tokenizer)
+    return tokenizer
+
+
+def _from_folder(path: Path) -> PreTrainedTokenizerFast:
+    """The fast tokenizer, exactly as tokenizer.json describes it; no code from the folder."""
     settings = read_json(path, "tokenizer_config.json") or {}
     if settings.get("auto_map"):
         raise ForerunError(f"{path}: tokenizer_config.json asks for code from the model folder ('auto_map'); never run")
@@ -40,8 +54,6 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # transformers and tokenizers raise anything for a bad file
         raise ForerunError(f"{path}: its tokenizer cannot be read ({first_line(error)})") from error
     check_template(tokenizer.chat_template, f"{path}: chat_template of its tokenizer")
-    if str((read_json(path, "config.json") or {}).get("model_type")).startswith(NEEDS_BOS):
-        begin_with_bos(tokenizer)
     return tokenizer
 
 
@@ -52,7 +64,7 @@ def check_template(template: object, where: str) -> None:
         raise ForerunError(f"{where} must be text, found {str(template)[:40]}")
 
 
-def begin_with_bos(tokenizer: PreTrainedTokenizerFast) -> None:
+def begin_with_bos(tokenizer: Any) -> None:
     """Let plain text begin with BOS, which chat templates write themselves: without it these models write nonsense."""
     from tokenizers.processors import Sequence, TemplateProcessing
 
@@ -67,9 +79,9 @@ def begin_with_bos(tokenizer: PreTrainedTokenizerFast) -> None:
 
 def stop_token_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     """Every token that ends an answer: config, generation config, tokenizer, and the chat template's end of turn."""
-    config = read_json(path, "config.json") or {}
+    config = described(path, "config.json") or {}
     nested = config.get("text_config")
-    sources = [config, nested if isinstance(nested, dict) else {}, read_json(path, "generation_config.json") or {}]
+    sources = [config, nested if isinstance(nested, dict) else {}, described(path, "generation_config.json") or {}]
     ends: set[int] = set()
     for source in sources:
         ends |= _ids(source.get("eos_token_id"), path)

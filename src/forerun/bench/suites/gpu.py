@@ -10,6 +10,7 @@ import statistics
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
+from forerun.bench.peers import folder_of
 from forerun.bench.random_model import ASSISTANTS, SHAPES, RandomCheckpoint
 from forerun.bench.step_weights import chosen_experts, pass_bytes, step_matrices
 from forerun.bench.timing import captured, device_seconds, wall_seconds
@@ -43,7 +45,6 @@ from forerun.models.layers.rows import Output, Pass
 from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress
 from forerun.sample.parameters import SamplingParams
-from forerun.weights.find import find
 
 CONTEXT = 2048
 DRAFT_VOCABULARY = 32768
@@ -298,8 +299,9 @@ def measure(options: Namespace) -> dict[str, Any]:
 def beside(name: str, peer: str, model: str, plain_ms: float) -> dict[str, float]:
     """What transformers takes for the same, or nothing where it does not run."""
     try:
-        folder = str(find(model)) if name == "smollm2" else None  # with the weights as safetensors
-        milliseconds = 1e3 * transformers_seconds(SHAPES.get(name), folder, peer == "best")
+        with folder_of(model) if name == "smollm2" else nullcontext() as folder:
+            given = None if folder is None else str(folder)
+            milliseconds = 1e3 * transformers_seconds(SHAPES.get(name), given, peer == "best")
     except Exception as error:  # noqa: BLE001 - whatever a peer dies of is a result, and no reason to stop
         print(f"{name}: transformers ({peer}) does not run here: {str(error).splitlines()[0]}", flush=True)
         return {}

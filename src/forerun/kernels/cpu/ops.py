@@ -32,7 +32,7 @@ from forerun.kernels.interface import (
     LayerPages,
     PassRows,
 )
-from forerun.kernels.matrix import Matrix, Rounded, TiledMatrix, Weight
+from forerun.kernels.matrix import Matrix, Parts, Rounded, TiledMatrix, Weight, as_tensor
 
 PIECE_BYTES = 128 << 10  # of weights that a thread takes at a time: less, and threads mostly agree on who takes what
 PIECE_ROWS = 64  # rows of a piece: their activations stay in a core's cache while tiles go by
@@ -62,18 +62,19 @@ class CpuKernels(RecurrentCpu):
     # ---- weights
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> TiledMatrix:
-        if isinstance(weight, Rounded):
-            packed = pack_rounded(weight.values.numpy(), weight.scale.numpy(), self._memory)
-            return tiled([packed], bias, (packed.outs, weight.values.shape[1]))
-        if not self.quantize:
-            return self.float_matrix(weight, bias)
-        return tiled(
-            [pack_blocks(weight.float().contiguous().numpy(), self._memory)], bias, (weight.shape[0], weight.shape[1])
-        )
+        if isinstance(weight, Parts) and self.quantize:
+            packed = [pack_part(part, self._memory) for part in weight.parts]
+        elif isinstance(weight, Rounded):
+            packed = [pack_rounded(weight.values.numpy(), weight.scale.numpy(), self._memory)]
+        else:
+            values = as_tensor(weight).float().contiguous().numpy()
+            pack = pack_blocks if self.quantize else pack_floats
+            packed = [pack(values, self._memory)]
+        return tiled(packed, bias, weight.shape)
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> TiledMatrix:
         values = weight.float().contiguous().numpy()
-        return tiled([pack_floats(values, "float", self._memory)], bias, (weight.shape[0], weight.shape[1]))
+        return tiled([pack_floats(values, self._memory)], bias, (weight.shape[0], weight.shape[1]))
 
     # ---- what the methods below are written with; a recording overrides it
 
@@ -374,9 +375,9 @@ def row_words(plan: RowPlan, layer: LayerPages) -> dict[str, int]:
     }
 
 
-def tiled(parts: list[Tiles], bias: Tensor | None, shape: tuple[int, int]) -> TiledMatrix:
+def tiled(parts: list[Tiles], bias: Tensor | None, shape: tuple[int, ...]) -> TiledMatrix:
     """A matrix of parts, one below the other; what is added to its outputs is float32."""
-    return TiledMatrix(parts, None if bias is None else bias.float().contiguous(), shape)
+    return TiledMatrix(parts, None if bias is None else bias.float().contiguous(), (shape[0], shape[1]))
 
 
 def word_of(number: float) -> int:

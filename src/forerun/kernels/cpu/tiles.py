@@ -94,7 +94,7 @@ def pack_part(part: Part, memory: TileMemory) -> Tiles:
     """All rows of a stored matrix."""
     outs, inputs = part.shape
     if part.format.floats is not None:
-        return pack_floats(part.rows(), "float", memory) if part.format.name == "f32" else _pack_halves(part, memory)
+        return pack_floats(part.rows(), memory) if part.format.name == "f32" else _pack_halves(part, memory)
     format = tile_format(part)
     data = memory.take(-(-outs // OUTPUTS), format.tile_bytes(inputs))
     for start in range(0, outs, PIECE):
@@ -194,7 +194,7 @@ def pack_blocks(weight: NDArray[np.float32], memory: TileMemory) -> Tiles:
     return Tiles(format, "", outs, wide, data)
 
 
-def pack_floats(weight: NDArray[Any], kind: str, memory: TileMemory) -> Tiles:
+def pack_floats(weight: NDArray[Any], memory: TileMemory, kind: str = "float") -> Tiles:
     """Numbers as they are: 16 outputs side by side for every input."""
     outs, inputs = weight.shape
     data = memory.take(-(-outs // OUTPUTS), inputs * OUTPUTS * weight.dtype.itemsize)
@@ -207,4 +207,4 @@ def pack_floats(weight: NDArray[Any], kind: str, memory: TileMemory) -> Tiles:
 def _pack_halves(part: Part, memory: TileMemory) -> Tiles:
     """float16 and bfloat16 as they are stored."""
     raw = np.ascontiguousarray(part.stored(0, part.shape[0])).view(np.uint16)
-    return pack_floats(raw, "half" if part.format.name == "f16" else "bfloat", memory)
+    return pack_floats(raw, memory, "half" if part.format.name == "f16" else "bfloat")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.interface import Activation, Kernels
-from forerun.kernels.matrix import Matrix, Rounded, Weight
+from forerun.kernels.matrix import Matrix, Weight, as_tensor
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.layer import Layer, norms_after
 from forerun.models.layers.loader import Loader, embedding_table, refuse_mlx, rounded
@@ -43,8 +43,8 @@ class Decoder:
         refuse_mlx(checkpoint)
         table = "embed_tokens.weight"
         prefix = next((each for each in config.prefixes if checkpoint.has(each + table)), config.prefixes[-1])
-        stored = checkpoint.take(prefix + table, (config.vocab, config.hidden))
-        self.config = config = replace(config, tied=config.tied and not has_own_output(checkpoint, stored))
+        stored = checkpoint.table(prefix + table, (config.vocab, config.hidden))
+        self.config = config = replace(config, tied=config.tied and not has_own_output(checkpoint, prefix + table))
         self.rope = RopeTables(config.ropes, device)
         self._loader = loader = Loader(config, kernels, checkpoint, device, dtype, self.rope)
         self.embedding = embedding_table(stored, device, dtype)
@@ -155,22 +155,19 @@ class Decoder:
     def output_rows(self, ids: Tensor) -> Tensor:
         """Rows [n, hidden] of the output matrix as the checkpoint has them, before they were packed."""
         if self.config.tied:
-            return self.embedding[ids]
+            return as_tensor(self.embedding[ids])
         shape = (self.config.vocab, self.config.hidden)
         rows = self._checkpoint.weight("lm_head.weight", shape)[ids.cpu()]
-        return (rows.float() if isinstance(rows, Rounded) else rows).to(self.device)
+        return (rows if isinstance(rows, Tensor) else rows.float()).to(self.device)
 
     def native_head(self) -> MtpHead | None:
         """The head the checkpoint came with; None when it never had one, an error when it was lost or does not fit."""
         return native_head(self._loader, self.embedding, self.head)
 
 
-def has_own_output(checkpoint: Checkpoint, embedding: Tensor) -> bool:
+def has_own_output(checkpoint: Checkpoint, embedding: str) -> bool:
     """Is there an output matrix that is not the embedding? transformers uses it then, whatever config.json says."""
-    if not checkpoint.has("lm_head.weight"):
-        return False
-    output = checkpoint.raw("lm_head.weight")
-    return output.dtype != embedding.dtype or not torch.equal(output, embedding)
+    return checkpoint.has("lm_head.weight") and not checkpoint.same("lm_head.weight", embedding)
 
 
 def unused(name: str, config: DecoderConfig) -> bool:

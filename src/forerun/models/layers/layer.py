@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from forerun.kernels.interface import Kernels
-from forerun.kernels.matrix import Matrix
+from forerun.kernels.matrix import Matrix, Table
 from forerun.models.layers.feed_forward import Beside, FeedForward, Mixture, Sparse, expert_matrices
 from forerun.models.layers.mixers import AllAngles, AttentionMixer, Mixer
 from forerun.models.layers.rows import Pass
@@ -18,7 +18,7 @@ from forerun.models.layers.rows import Pass
 class PerLayerInputs:
     """Every layer gets a small input of its own, from the token and from its embedding: the weights of all of them."""
 
-    table: Tensor  # [vocabulary, layers · size], by token
+    table: Table  # [vocabulary, layers · size], by token
     table_scale: float
     project: Matrix  # [layers · size, hidden], from the embedding
     norm: Tensor  # [size]

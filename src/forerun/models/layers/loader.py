@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import Decay, DeltaLayout, Expert, HeadNorms, Kernels
-from forerun.kernels.matrix import Matrix, Weight, join
+from forerun.kernels.matrix import Matrix, Table, Weight, as_tensor, join
 from forerun.models.layers.config import (
     AttentionConfig,
     DecoderConfig,
@@ -189,7 +189,7 @@ class Loader:
     def per_layer_inputs(self, prefix: str, layers: int, config: PerLayerConfig) -> PerLayerInputs:
         """What makes the layers' own inputs."""
         size, hidden = config.size, self.config.hidden
-        table = self.checkpoint.take(prefix + "embed_tokens_per_layer.weight", (config.vocab, layers * size))
+        table = self.checkpoint.table(prefix + "embed_tokens_per_layer.weight", (config.vocab, layers * size))
         return PerLayerInputs(
             table=embedding_table(table, self.device, self.dtype),
             table_scale=rounded(size**0.5, table.dtype),
@@ -222,9 +222,9 @@ class Loader:
         return [Expert(one(opening, number), one(closing, number)) for number in range(count)]
 
 
-def embedding_table(stored: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def embedding_table(stored: Table, device: torch.device, dtype: torch.dtype) -> Table:
     """On a GPU in the precision of activations; on a CPU as stored, mapped from the file."""
-    return stored.to(device) if device.type == "cpu" else stored.to(device, dtype)
+    return stored if device.type == "cpu" else as_tensor(stored.to(device, dtype))
 
 
 def rounded(number: float, dtype: torch.dtype) -> float:

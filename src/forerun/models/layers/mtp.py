@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forerun.errors import ForerunError
 from forerun.kernels.interface import HeadLayout, Kernels
-from forerun.kernels.matrix import Matrix
+from forerun.kernels.matrix import Matrix, Table
 from forerun.models.layers.config import AttentionConfig, LayerConfig
 from forerun.models.layers.layer import Layer
 from forerun.models.layers.loader import Loader
@@ -31,7 +31,7 @@ class MtpHead:
     kernels: Kernels
     block: Layer  # its keys and values are the only ones in the head's pages
     rope: RopeTables
-    embedding: Tensor  # [vocabulary, hidden], the target's
+    embedding: Table  # [vocabulary, hidden], the target's
     embedding_norm: Tensor  # [hidden]
     hidden_norm: Tensor
     final_norm: Tensor
@@ -98,7 +98,7 @@ class MtpHead:
         return self.kernels.logits(hidden, self.output)
 
 
-def read_head(loader: Loader, block: LayerConfig, embedding: Tensor, output: Matrix) -> MtpHead:
+def read_head(loader: Loader, block: LayerConfig, embedding: Table, output: Matrix) -> MtpHead:
     """What native heads and trained ones have in common, under the same names."""
     hidden = loader.config.hidden
     return MtpHead(
@@ -115,7 +115,7 @@ def read_head(loader: Loader, block: LayerConfig, embedding: Tensor, output: Mat
     )
 
 
-def native_head(loader: Loader, embedding: Tensor, output: Matrix) -> MtpHead | None:
+def native_head(loader: Loader, embedding: Table, output: Matrix) -> MtpHead | None:
     """The head that Qwen3.5 checkpoints ship, one gated attention block; None when there neither is nor should be one.
 
     Files in Hugging Face layout store every norm of it zero-centred (the factor is 1 + w), whatever the values look
