@@ -21,7 +21,7 @@ from forerun.kernels.cpu.loops import ARGUMENTS
 from forerun.kernels.cpu.plan import RowPlan
 from forerun.kernels.cpu.recurrent import RecurrentCpu
 from forerun.kernels.cpu.threads import OPS, LoopCall, Program
-from forerun.kernels.cpu.tiles import TileMemory, Tiles, pack_blocks, pack_floats, pack_rounded
+from forerun.kernels.cpu.tiles import TileMemory, Tiles, pack_blocks, pack_floats, pack_part, pack_rounded
 from forerun.kernels.interface import (
     Activation,
     Angles,
@@ -56,25 +56,25 @@ class CpuKernels(RecurrentCpu):
         self.quantize = quantize
         self.library = library()
         self.name = f"cpu, {self.library.body.name}" + ("" if quantize else ", float32")
-        self._memory = TileMemory()
+        self._tile_memory = TileMemory()
         self._rows: list[np.ndarray] = []  # counts of the operation under way
 
     # ---- weights
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> TiledMatrix:
         if isinstance(weight, Parts) and self.quantize:
-            packed = [pack_part(part, self._memory) for part in weight.parts]
+            packed = [pack_part(part, self._tile_memory) for part in weight.parts]
         elif isinstance(weight, Rounded):
-            packed = [pack_rounded(weight.values.numpy(), weight.scale.numpy(), self._memory)]
+            packed = [pack_rounded(weight.values.numpy(), weight.scale.numpy(), self._tile_memory)]
         else:
             values = as_tensor(weight).float().contiguous().numpy()
             pack = pack_blocks if self.quantize else pack_floats
-            packed = [pack(values, self._memory)]
+            packed = [pack(values, self._tile_memory)]
         return tiled(packed, bias, weight.shape)
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> TiledMatrix:
         values = weight.float().contiguous().numpy()
-        return tiled([pack_floats(values, self._memory)], bias, (weight.shape[0], weight.shape[1]))
+        return tiled([pack_floats(values, self._tile_memory)], bias, (weight.shape[0], weight.shape[1]))
 
     # ---- what the methods below are written with; a recording overrides it
 

@@ -64,7 +64,7 @@ def tile_format(part: Part) -> TileFormat:
 
 
 class TileMemory:
-    """Zeros for tiles, in large pieces that the system may map by large pages: products read all of them in each pass."""
+    """Zeros for tiles, in large pieces that the system may map by large pages: every pass reads all of them."""
 
     def __init__(self) -> None:
         self._slab: NDArray[np.uint8] = np.zeros(0, np.uint8)
