@@ -28,7 +28,6 @@ from forerun.engine.device import device_executor
 from forerun.engine.engine import CHUNK, Engine
 from forerun.engine.graphs import GraphedTarget, Graphs
 from forerun.engine.probe import ProbeResult, probe
-from forerun.engine.recorded import RecordedTarget
 from forerun.errors import ForerunError
 from forerun.home import expanded, forerun_home
 from forerun.kernels.interface import AttentionSpec
@@ -93,7 +92,7 @@ def load_model(
             towers = media_weights(checkpoint, decoder.dtype)
             pool = make_pool(decoder, context, machine, towers)
             target = graphed(decoder, pool, context) if machine.graphs else None
-            host = recorded(decoder, pool)
+            host = host_target(decoder, pool)
             result = run_probe(decoder, pool, progress, target or host)
         tokenizer = reading.result()
     vocab = min(len(tokenizer), decoder.config.vocab)
@@ -191,7 +190,8 @@ def load_drafter(
     context = min(context, decoder.config.context)
     if machine.graphs:
         decoder.rope.reserve(context + 2 * (MAX_DEPTH + 1))
-    return ModelDrafter(decoder, make_pool(decoder, context, machine, towers), min(vocab, decoder.config.vocab), CHUNK)
+    pool = make_pool(decoder, context, machine, towers)
+    return ModelDrafter(decoder, pool, min(vocab, decoder.config.vocab), CHUNK, host_target(decoder, pool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +243,13 @@ def run_probe(decoder: Decoder, pool: PagePool, progress: Progress, target: Targ
         return probe(decoder, pool, PROBED_WIDTHS, target, counts)
 
 
-def recorded(decoder: Decoder, pool: PagePool) -> Target:
-    """On a CPU, passes that are written down once; elsewhere the decoder itself."""
-    return RecordedTarget(decoder, pool) if decoder.device.type == "cpu" else decoder
+def host_target(decoder: Decoder, pool: PagePool) -> Target:
+    """What runs passes on the host; on other devices the decoder itself."""
+    if decoder.device.type != "cpu":
+        return decoder
+    from forerun.models.recorded import target_of  # needs llvmlite, which a machine with a GPU may lack
+
+    return target_of(decoder, pool)
 
 
 def graphed(decoder: Decoder, pool: PagePool, context: int) -> GraphedTarget:

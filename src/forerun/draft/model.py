@@ -12,7 +12,7 @@ from forerun.draft.protocol import Draft, Drafter, Want, draft_for_some
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.media import PromptMedia
-from forerun.models.layers.rows import make_pass
+from forerun.models.layers.rows import Target, make_pass
 
 FEW = 16  # rows that are caught up in a decode pass
 
@@ -41,13 +41,15 @@ class ModelDrafter(Drafter):
 
     name = "model"
 
-    def __init__(self, model: Decoder, pool: PagePool, vocab: int, chunk: int) -> None:
+    def __init__(self, model: Decoder, pool: PagePool, vocab: int, chunk: int, target: Target | None = None) -> None:
+        """`target` runs its passes, where that is not the model itself."""
         if pool.states is not None:
             raise ForerunError(
                 f"a {model.config.family} model cannot draft: its recurrent state does not go back to earlier tokens; "
                 "use its own MTP head (--draft mtp) or another draft model"
             )
         self.model, self.pool, self.vocab, self.chunk = model, pool, vocab, chunk
+        self._target = target or model
         self._states: dict[int, State] = {}
 
     def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:  # noqa: ARG002
@@ -99,7 +101,7 @@ class ModelDrafter(Drafter):
     def _pass(self, work: list[tuple[State, list[int]]], prefill: bool) -> Tensor:
         """Feed tokens to their sequences; logits after the last token of each, [sequences, vocabulary]."""
         feeding = [(state.cache, tokens) for state, tokens in work]
-        logits = self.model.forward(make_pass(feeding, last_only=True, prefill=prefill)).logits
+        logits = self._target.forward(make_pass(feeding, last_only=True, prefill=prefill)).logits
         for state, tokens in work:
             state.fed += tokens
             state.cache.commit(len(tokens))

@@ -8,6 +8,7 @@ come again as true entries.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from forerun.draft.protocol import Capture, Draft, Drafter, SlotTensors, Want, d
 from forerun.models.layers.media import PromptMedia
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import make_pass
+
+if TYPE_CHECKING:
+    from forerun.models.recorded import RecordedHead
 
 FEW = 16  # slots that are caught up in a pass together with other sequences
 LATE = 32  # slots that a head which joins late has filled in before it drafts: with fewer it is seldom right
@@ -85,6 +89,7 @@ class MtpDrafter(Drafter):
 
     def __init__(self, head: MtpHead, pool: PagePool, vocab: int, chunk: int) -> None:
         self.head, self.pool, self.vocab, self.chunk = head, pool, vocab, chunk
+        self._passes = _host_passes(head, pool)
         self._states: dict[int, State] = {}  # whoever was served last comes last
         self._held: set[int] = set()  # by a device: their pages stay where they are
 
@@ -183,11 +188,11 @@ class MtpDrafter(Drafter):
                 hidden = torch.stack([row for index in live if (row := outputs[index]) is not None])
                 if depth:
                     work = [(states[index].cache, drawing.tokens[index][-1:]) for index in live]
-                    hidden = self.head.forward(hidden, make_pass(work, last_only=False))
+                    hidden = self._passes.forward(hidden, make_pass(work, last_only=False))
                     for index, row in zip(live, hidden, strict=True):
                         outputs[index] = row
                         states[index].cache.commit(1)
-                drawing.draw(live, self.head.logits(hidden))
+                drawing.draw(live, self._passes.logits(hidden))
         finally:
             for state, length in zip(states, lengths, strict=True):
                 state.cache.rewind(length)
@@ -208,17 +213,17 @@ class MtpDrafter(Drafter):
         """
         while state.ready > (FEW if state.media is None else 1):
             count = min(state.ready - 1, self.chunk)
-            features = self.head.fuse(state.waiting()[:count], prefill=True)
+            features = self._passes.fuse(state.waiting()[:count])
             work = [(state.cache, state.next_tokens(count))]
             batch = make_pass(work, last_only=True, prefill=True, media=state.media)
-            self.head.fill(features, batch)
+            self._passes.fill(features, batch)
             state.keep(count, None)
 
     def _pass(self, work: list[tuple[State, int]]) -> None:
         """Run the next slots of each sequence on the target's features."""
         batch = make_pass([(state.cache, state.next_tokens(count)) for state, count in work], last_only=True)
         features = batch.lay_out([state.waiting()[:count] for state, count in work])
-        outputs = self.head.forward(self.head.fuse(features, prefill=False), batch)
+        outputs = self._passes.forward(self._passes.fuse(features), batch)
         for (state, count), last in zip(work, outputs, strict=True):
             state.keep(count, last)
 
@@ -242,3 +247,12 @@ class MtpDrafter(Drafter):
             cache.unpark()
         cache.grow(slots)
         return True
+
+
+def _host_passes(head: MtpHead, pool: PagePool) -> MtpHead | RecordedHead:
+    """What runs the head on the host; on other devices the head itself."""
+    if pool.on_device or pool.device.type != "cpu":
+        return head
+    from forerun.models.recorded import head_of  # needs llvmlite, which a machine with a GPU may lack
+
+    return head_of(head, pool)

@@ -150,7 +150,7 @@ class MtpDeviceHalf(DeviceHalf):
         slot = torch.arange(count, device=start.device)[:, None]
         features, tokens = self.features[slot, row], self.tokens[slot, row].flatten()
         batch = self._rows(tokens, positions, start, count)
-        self.head.fill(self.head.fuse(features.flatten(0, 1), False), batch)
+        self.head.fill(self.head.fuse(features.flatten(0, 1)), batch)
         return behind.sub_(positions).clamp_(min=0)
 
     def _rows(self, tokens: Tensor, width: int, start: Tensor, count: int) -> Pass:
@@ -169,7 +169,7 @@ class MtpDeviceHalf(DeviceHalf):
             return
         count, width, head = shape.slots, shape.width, self.head
         batch = self._rows(chosen.flatten(), width, before, count)
-        fused = head.fuse(features, False)
+        fused = head.fuse(features)
         if not shape.drafts:
             head.fill(fused, batch)
             self.slots.drafted[:count].zero_()

@@ -29,6 +29,9 @@ class TorchRows:
     def beside(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts), dim=1)
 
+    def columns(self, x: Tensor, start: int, stop: int) -> Tensor:
+        return x[:, start:stop].contiguous()
+
     def pick(self, x: Tensor, rows: Tensor | None) -> Tensor:
         return x if rows is None else x[rows]
 

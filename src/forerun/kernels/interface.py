@@ -311,6 +311,10 @@ class Kernels(Protocol):
         """Columns of several [rows, …] one after another."""
         ...
 
+    def columns(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Some columns of [rows, …], as rows that an operation may read."""
+        ...
+
     def pick(self, x: Tensor, rows: Tensor | None) -> Tensor:
         """Some rows, by their numbers [n] int64; None: all of them."""
         ...

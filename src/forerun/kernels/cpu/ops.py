@@ -21,7 +21,7 @@ from forerun.kernels.cpu.loops import ARGUMENTS
 from forerun.kernels.cpu.plan import RowPlan
 from forerun.kernels.cpu.recurrent import RecurrentCpu
 from forerun.kernels.cpu.threads import OPS, LoopCall, Program
-from forerun.kernels.cpu.tiles import TileMemory, Tiles, pack_blocks, pack_floats, pack_part, pack_rounded
+from forerun.kernels.cpu.tiles import TileMemory, Tiles, pack_blocks, pack_exact, pack_part, pack_rounded
 from forerun.kernels.interface import (
     Activation,
     Angles,
@@ -68,13 +68,13 @@ class CpuKernels(RecurrentCpu):
             packed = [pack_rounded(weight.values.numpy(), weight.scale.numpy(), self._tile_memory)]
         else:
             values = as_tensor(weight).float().contiguous().numpy()
-            pack = pack_blocks if self.quantize else pack_floats
+            pack = pack_blocks if self.quantize else pack_exact
             packed = [pack(values, self._tile_memory)]
         return tiled(packed, bias, weight.shape)
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> TiledMatrix:
         values = weight.float().contiguous().numpy()
-        return tiled([pack_floats(values, self._tile_memory)], bias, (weight.shape[0], weight.shape[1]))
+        return tiled([pack_exact(values, self._tile_memory)], bias, (weight.shape[0], weight.shape[1]))
 
     # ---- what the methods below are written with; a recording overrides it
 
@@ -292,6 +292,9 @@ class CpuKernels(RecurrentCpu):
             column += place.columns
         self._done()
         return out
+
+    def columns(self, x: Tensor, start: int, stop: int) -> Tensor:
+        return x[:, start:stop]
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
         place, other = self._place(x), self._place(gate)

@@ -60,9 +60,14 @@ class RowPlan:
             self.turns[index] = cos.data_ptr(), sin.data_ptr()
         if wanted is None:
             self.wanted_count[0] = count
+            self.wanted[:count] = np.arange(count)
         else:
             self.wanted_count[0] = len(wanted)
             self.wanted[: len(wanted)] = wanted.numpy()
+
+    def fill_plain(self, count: int) -> None:
+        """So many rows that have no place in a sequence."""
+        self.count[0] = self.wanted_count[0] = count
 
     def _see_each_other(self, together: np.ndarray) -> None:
         """Rows of one picture end with its last row, in layers with a window."""

@@ -116,8 +116,7 @@ class Recorder(CpuKernels):
         self._angles = list(angles)
         self._memory = Memory()
         self._segments: list[Program | PythonStep] = []
-        self._kept: list[Any] = []
-        self.current: Any = None  # the pass under way, for steps in Python
+        self.tokens = Later()  # of the rows [rows], for steps in Python
 
     # ---- what CpuKernels is written with
 

@@ -19,7 +19,7 @@ from forerun.kernels.matrix import Matrix, Table
 from forerun.models.layers.config import AttentionConfig, LayerConfig
 from forerun.models.layers.layer import Layer
 from forerun.models.layers.loader import Loader
-from forerun.models.layers.mixers import AttentionMixer
+from forerun.models.layers.mixers import AllAngles, AttentionMixer
 from forerun.models.layers.rope import RopeTables
 from forerun.models.layers.rows import Pass
 
@@ -57,41 +57,53 @@ class MtpHead:
         own += [] if self.vocabulary is None else [self.output]
         return sum(matrix.bytes for matrix in own)
 
-    def fuse(self, features: Tensor, prefill: bool) -> Tensor:
+    def fuse(self, features: Tensor) -> Tensor:
         """Features of the target [rows, (taps + 1) · hidden] → [rows, hidden]."""
-        if self.fuse_matrix is None:
-            return features
-        parts = features.chunk(len(self.tap_norms), dim=1)
+        return features if self.fuse_matrix is None else self.fuse_with(self.kernels, features)
+
+    def fuse_with(self, kernels: Kernels, features: Tensor) -> Tensor:
+        """As `fuse`, by kernels that may also write down what they would do."""
+        assert self.fuse_matrix is not None
+        size = features.shape[1] // len(self.tap_norms)
         normed = [
-            self.kernels.rms_norm(part.contiguous(), gain, self.eps)
-            for part, gain in zip(parts, self.tap_norms, strict=True)
+            kernels.rms_norm(kernels.columns(features, index * size, (index + 1) * size), gain, self.eps)
+            for index, gain in enumerate(self.tap_norms)
         ]
-        return self.kernels.linear(torch.cat(normed, dim=1), self.fuse_matrix, prefill)
+        return kernels.linear(kernels.beside(normed), self.fuse_matrix, False)
 
     def forward(self, hidden: Tensor, batch: Pass) -> Tensor:
         """Outputs of the wanted rows. `hidden` [rows, hidden]: fused features, or the head's own outputs.
 
         `batch.tokens` are the tokens after each slot.
         """
-        x, kernels = self._join(hidden, batch), self.kernels
+        return self.run(self.kernels, batch, self.rope.angles(batch), self.embed(batch, hidden.dtype), hidden)
+
+    def run(self, kernels: Kernels, batch: Pass, angles: AllAngles, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """As `forward`, with the embeddings of the tokens."""
+        x = self._join(kernels, embedded, hidden)
         normed = kernels.rms_norm(x, self.block.input_norm, self.eps)
-        _, out = self.block.forward(kernels, x, normed, self.final_norm, batch, self.rope.angles(batch))
-        return out if batch.wanted is None else out[batch.wanted]
+        _, out = self.block.forward(kernels, x, normed, self.final_norm, batch, angles)
+        return kernels.pick(out, batch.wanted)
 
     def fill(self, hidden: Tensor, batch: Pass) -> None:
-        """As `forward` for slots whose outputs nobody wants: a prompt's, all but the last."""
-        self.block.fill(self.kernels, self._join(hidden, batch), batch, self.rope.angles(batch))
+        """As `forward` for slots whose outputs are not wanted: a prompt's, all but the last."""
+        self.fill_with(self.kernels, batch, self.rope.angles(batch), self.embed(batch, hidden.dtype), hidden)
 
-    def _join(self, hidden: Tensor, batch: Pass) -> Tensor:
-        kernels = self.kernels
-        embedded = kernels.embed(batch.tokens, self.embedding).to(hidden.dtype)
-        if batch.media is not None:
-            embedded = batch.media.merge(embedded)
+    def fill_with(self, kernels: Kernels, batch: Pass, angles: AllAngles, embedded: Tensor, hidden: Tensor) -> None:
+        """As `fill`, with the embeddings of the tokens."""
+        self.block.fill(kernels, self._join(kernels, embedded, hidden), batch, angles)
+
+    def embed(self, batch: Pass, dtype: torch.dtype) -> Tensor:
+        """Embeddings of the tokens after each slot, in the precision of activations."""
+        embedded = self.kernels.embed(batch.tokens, self.embedding).to(dtype)
+        return embedded if batch.media is None else batch.media.merge(embedded)
+
+    def _join(self, kernels: Kernels, embedded: Tensor, hidden: Tensor) -> Tensor:
         pair = [
             kernels.rms_norm(embedded, self.embedding_norm, self.eps),
             kernels.rms_norm(hidden, self.hidden_norm, self.eps),
         ]
-        return kernels.linear(torch.cat(pair, dim=1), self.fc, batch.prefill)
+        return kernels.linear(kernels.beside(pair), self.fc, False)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Outputs [rows, hidden] → float32 logits [rows, draft vocabulary]."""
