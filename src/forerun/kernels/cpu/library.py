@@ -7,18 +7,30 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from forerun.cgroups import processors
 from forerun.home import forerun_home
-from forerun.kernels.cpu import attention, emit, layout, loops, machine, products, threads
+from forerun.kernels.cpu import attention, emit, layout, loops, machine, products, repacking, threads
 from forerun.kernels.cpu.attention import Attention, write_rotation
 from forerun.kernels.cpu.emit import Module
 from forerun.kernels.cpu.loops import write_loops
 from forerun.kernels.cpu.machine import Body, Code, chosen_body, source_key
 from forerun.kernels.cpu.products import FloatProducts, Products, write_rounding
-from forerun.kernels.cpu.threads import Threads, write_threads
+from forerun.kernels.cpu.threads import LoopCall, Program, Threads, write_threads
 from forerun.kernels.cpu.tiles import Tiles
+from forerun.kernels.parts import Part
 
-WRITERS = (attention, emit, layout, loops, machine, products, threads)  # modules that the compiled code depends on
+WRITERS = (
+    attention,
+    emit,
+    layout,
+    loops,
+    machine,
+    products,
+    repacking,
+    threads,
+)  # modules that the compiled code depends on
 
 
 class Library:
@@ -52,6 +64,30 @@ class Library:
             Attention(module, self.body, size, page).write()
 
         return self._code(f"attention {size} {page}", write).address(attention.name_of(size, page))
+
+    def repack(self, part: Part, tiles: Tiles) -> bool:
+        """Write a part's blocks into its tiles; False where there is no compiled loop for its format."""
+        name, format = part.format.name, tiles.format
+        if name not in repacking.READERS or format is None:
+            return False
+        part.check()
+        raw = part.raw if part.raw.strides[-1] == 1 else np.ascontiguousarray(part.raw)
+        code = self._code(f"repack {name}", lambda module: repacking.write_repacking(module, name, format))
+        one = np.ones(1, np.int32)
+        row_map = None if part.row_map is None else np.ascontiguousarray(part.row_map, np.int64)
+        per_piece = max(1, len(tiles.data) // 64)
+        arguments = np.array(
+            [
+                *(one.ctypes.data, raw.ctypes.data, raw.strides[0], 0 if row_map is None else row_map.ctypes.data),
+                *(tiles.outs, tiles.groups, tiles.data.ctypes.data, per_piece),
+            ],
+            np.int64,
+        )
+        pieces = -(-len(tiles.data) // per_piece)
+        program = Program([[LoopCall(code.address(f"repack_{name}"), arguments, one.ctypes.data, pieces, 1, "repack")]])
+        program.close()
+        self.threads.run(program)
+        return True
 
     def _write_base(self, module: Module) -> None:
         write_rounding(module, self.body)

@@ -21,7 +21,7 @@ from forerun.kernels.cpu.loops import ARGUMENTS
 from forerun.kernels.cpu.plan import RowPlan
 from forerun.kernels.cpu.recurrent import RecurrentCpu
 from forerun.kernels.cpu.threads import OPS, LoopCall, Program
-from forerun.kernels.cpu.tiles import TileMemory, Tiles, pack_blocks, pack_exact, pack_part, pack_rounded
+from forerun.kernels.cpu.tiles import TileMemory, Tiles, empty_tiles, pack_blocks, pack_exact, pack_part, pack_rounded
 from forerun.kernels.interface import (
     Activation,
     Angles,
@@ -33,6 +33,7 @@ from forerun.kernels.interface import (
     PassRows,
 )
 from forerun.kernels.matrix import Matrix, Parts, Rounded, TiledMatrix, Weight, as_tensor
+from forerun.kernels.parts import Part
 
 PIECE_BYTES = 128 << 10  # of weights that a thread takes at a time: less, and threads mostly agree on who takes what
 PIECE_ROWS = 64  # rows of a piece: their activations stay in a core's cache while tiles go by
@@ -63,7 +64,7 @@ class CpuKernels(RecurrentCpu):
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> TiledMatrix:
         if isinstance(weight, Parts) and self.quantize:
-            packed = [pack_part(part, self._tile_memory) for part in weight.parts]
+            packed = [self._repacked(part) for part in weight.parts]
         elif isinstance(weight, Rounded):
             packed = [pack_rounded(weight.values.numpy(), weight.scale.numpy(), self._tile_memory)]
         else:
@@ -71,6 +72,14 @@ class CpuKernels(RecurrentCpu):
             pack = pack_blocks if self.quantize else pack_exact
             packed = [pack(values, self._tile_memory)]
         return tiled(packed, bias, weight.shape)
+
+    def _repacked(self, part: Part) -> Tiles:
+        """A stored part in its own format, as tiles."""
+        if part.format.floats is None:
+            tiles = empty_tiles(part, self._tile_memory)
+            if self.library.repack(part, tiles):
+                return tiles
+        return pack_part(part, self._tile_memory)
 
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> TiledMatrix:
         values = weight.float().contiguous().numpy()

@@ -159,9 +159,9 @@ def _write_lead(module: Module, triple: str) -> None:
         total = _total(f, here)
         one, many, over = f.fresh("one"), f.fresh("many"), f.fresh("over")
         f.branch(f.compare("sle", total, 1), one, many)
-        f.block(one)  # what cannot be shared is nobody else's business
-        with f.loop(0, total) as piece:
-            f.call("do", "void", here, piece.index)
+        f.block(one)  # what cannot be shared is not announced
+        with f.loop(0, total) as only:
+            f.call("do", "void", here, only.index)
         f.jump(over)
         f.block(many)
         # First nothing can be taken: a thread that saw the old ticket with the new total would take what is not there.

@@ -91,17 +91,24 @@ def _large_pages(size: int) -> NDArray[np.uint8]:
 
 
 def pack_part(part: Part, memory: TileMemory) -> Tiles:
-    """All rows of a stored matrix."""
+    """All rows of a stored matrix; the twin of `repacking.py`, and what does it for formats that are seldom met."""
     outs, inputs = part.shape
     if part.format.floats is not None:
         return pack_floats(part.rows(), memory) if part.format.name == "f32" else _pack_halves(part, memory)
-    format = tile_format(part)
-    data = memory.take(-(-outs // OUTPUTS), format.tile_bytes(inputs))
+    tiles = empty_tiles(part, memory)
+    assert tiles.format is not None
     for start in range(0, outs, PIECE):
         stop = min(start + PIECE, outs)
-        rows = pack_codes(format, part.split(start, stop), stop - start, inputs)
-        data[start // OUTPUTS : start // OUTPUTS + len(rows)] = rows
-    return Tiles(format, "", outs, inputs, data)
+        rows = pack_codes(tiles.format, part.split(start, stop), stop - start, inputs)
+        tiles.data[start // OUTPUTS : start // OUTPUTS + len(rows)] = rows
+    return tiles
+
+
+def empty_tiles(part: Part, memory: TileMemory) -> Tiles:
+    """Room for a part, its format known."""
+    outs, inputs = part.shape
+    format = tile_format(part)
+    return Tiles(format, "", outs, inputs, memory.take(-(-outs // OUTPUTS), format.tile_bytes(inputs)))
 
 
 def pack_codes(format: TileFormat, codes: Codes, outs: int, inputs: int) -> NDArray[np.uint8]:
