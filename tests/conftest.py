@@ -30,9 +30,14 @@ elif not torch.cuda.is_available():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What tests learn and convert stays with them; the built-in model's conversion alone is shared with the user."""
+def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> None:
+    """What tests learn and convert stays with them; the built-in model's conversion alone is shared with the user.
+
+    Compiled code is kept between runs: its name says what it was made of.
+    """
     home = tmp_path_factory.mktemp("home")
+    assert pytestconfig.cache is not None
+    (home / "code").symlink_to(pytestconfig.cache.mkdir("code"))
     (home / "gguf").mkdir()
     with contextlib.suppress(ForerunError):  # tests that need the built-in model say so themselves
         converted = convert_gguf(built_in_file("smollm2"), forerun_home())
