@@ -24,9 +24,12 @@ elif not torch.cuda.is_available():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What tests learn stays with them."""
-    os.environ["FORERUN_HOME"] = str(tmp_path_factory.mktemp("home"))
+def home_of_the_tests(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> None:
+    """What tests learn stays with them. Compiled code is kept between runs: its name says what it was made of."""
+    home = tmp_path_factory.mktemp("home")
+    assert pytestconfig.cache is not None
+    (home / "code").symlink_to(pytestconfig.cache.mkdir("code"))
+    os.environ["FORERUN_HOME"] = str(home)
 
 
 @pytest.fixture(scope="session")
