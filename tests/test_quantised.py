@@ -122,7 +122,7 @@ def test_a_model_that_mlx_wrote(sparse: bool, shifted: bool, tmp_path: Path) -> 
     made = rewrite(folder, tmp_path / "mlx", written, quantization=scheme, quantization_config=scheme)
     plain = rewrite(folder, tmp_path / "plain", said)
     checkpoint = open_checkpoint(made)
-    assert checkpoint.notes == []
+    assert checkpoint.notes == [] and checkpoint.number_format("lm_head.weight") == "MLX (4 bit)"
     weight = checkpoint.weight(
         "model.layers.0.mlp.shared_expert.up_proj.weight" if sparse else "model.layers.0.mlp.up_proj.weight",
         (64 if sparse else 96, 64),

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.errors import ForerunError
 
-KEYS = ("quantization_config", "compression_config", "quantization")
+KEYS = ("quantization", "quantization_config", "compression_config")  # MLX writes the first two
 INT8 = "forerun-int8"  # what `forerun convert --quantize int8` writes
 BLOCKS = "forerun-blocks"  # with other formats
 BLOCK_FORMATS = ("q8_0", "q4_0")
