@@ -164,7 +164,7 @@ def test_a_path_without_permission_is_one_line(
 ) -> None:
     """A folder that may be listed and not entered, for example: whoever looks into it first is told so."""
 
-    def refuse(path: Path, _: object) -> Path:
+    def refuse(path: Path) -> Path:
         raise PermissionError(13, "Permission denied", str(path / "config.json"))
 
     monkeypatch.setattr("forerun.weights.find._from_path", refuse)

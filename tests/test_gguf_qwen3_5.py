@@ -138,7 +138,7 @@ def test_a_file_is_the_model_it_came_from(form: str, tmp_path: Path) -> None:
 def test_its_head_drafts(sparse: bool, tmp_path: Path, home: Path) -> None:
     folder = tiny_folder(tmp_path / "folder", sparse=sparse, heads="triple")
     file = write_gguf(tmp_path / "a.gguf", folder)
-    model, original = forerun.load(str(file)), forerun.load(str(folder))
+    model, original = (forerun.load(str(each), quantize="none") for each in (file, folder))
     asked: dict[str, Any] = {"max_tokens": 24, "temperature": 3.0, "seed": 1}
     found = forerun.generate(model, TOKENS, draft="mtp", draft_tokens=3, **asked)
     assert found.drafted > 0 and not found.warnings
@@ -203,10 +203,10 @@ def test_a_head_that_was_left_out(tmp_path: Path, home: Path) -> None:
     """The converter counts a head that the config names though the weights have none."""
     folder = tiny_folder(tmp_path / "folder")
     file = write_gguf(tmp_path / "a.gguf", folder, leave_out=r"^blk\.4\.")
-    model = forerun.load(str(file))
+    model = forerun.load(str(file), quantize="none")
     assert any("no mtp.* tensors" in warning for warning in model.head_warnings)
     asked: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0}
-    expected = forerun.generate(forerun.load(str(folder)), TOKENS, draft="off", **asked).tokens
+    expected = forerun.generate(forerun.load(str(folder), quantize="none"), TOKENS, draft="off", **asked).tokens
     assert forerun.generate(model, TOKENS, draft="auto", **asked).tokens == expected
     with pytest.raises(ForerunError, match="they were stripped"):
         forerun.generate(model, TOKENS, draft="mtp", **asked)
@@ -230,8 +230,9 @@ def test_conversion_keeps_the_head(tmp_path: Path, home: Path, capsys: pytest.Ca
     stored = load_file(tmp_path / "new" / "model.safetensors")
     assert stored["mtp.layers.0.mlp.experts.gate_proj"].dtype == torch.int8
     assert stored["mtp.fc.weight"].dtype == torch.float32
-    found = forerun.generate(forerun.load(str(tmp_path / "new")), TOKENS, draft="mtp", draft_tokens=2, max_tokens=12)
-    theirs = forerun.generate(forerun.load(str(file)), TOKENS, draft="off", max_tokens=12)
+    model = forerun.load(str(tmp_path / "new"))
+    found = forerun.generate(model, TOKENS, draft="mtp", draft_tokens=2, max_tokens=12)
+    theirs = forerun.generate(model, TOKENS, draft="off", max_tokens=12)
     assert found.drafted > 0 and found.tokens == theirs.tokens
 
 

@@ -140,9 +140,12 @@ def test_an_absurd_safetensors_header(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, "FP8"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "AWQ"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "AWQ"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "AWQ"),
         ({"quantization_config": {"quant_method": "gptq"}}, "GPTQ"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "GPTQ"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}}, "GPTQ"),
+        ({"quantization_config": {"quant_method": "forerun-blocks", "format": "q9_0"}}, r"forerun-blocks \(q9_0\)"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "MXFP4"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, r"ModelOpt \(NVFP4\)"),
@@ -150,8 +153,9 @@ def test_an_absurd_safetensors_header(folder: Path) -> None:
         ({"quantization_config": {"quant_method": "next-years"}}, "next-years"),
         ({"quantization_config": {"bits": 4}}, "unnamed"),
         ({"quantization_config": "yes"}, "unnamed"),
-        ({"quantization": {"group_size": 64, "bits": 4}}, r"MLX \(4 bit\)"),
-        ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, "FP8"),
+        ({"quantization": {"group_size": 64, "bits": True}}, r"MLX"),
+        ({"quantization": {"group_size": 32, "bits": 4, "mode": "nvfp4"}}, r"MLX \(nvfp4\)"),
+        ({"text_config": {"quantization_config": {"quant_method": "mxfp4"}}}, "MXFP4"),
     ],
 )
 def test_quantised_models_are_refused_by_name(folder: Path, settings: dict[str, object], name: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from engines import decoder, engine, request, run
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny import tiny_model
 from tiny_gemma import random_assistant, random_gemma, save_assistant, save_gemma
 from tiny_qwen import random_model, save_model
@@ -137,20 +136,6 @@ def test_a_stripped_checkpoint_is_called_one(tmp_path: Path, capsys: pytest.Capt
     assert main(["convert", str(source), str(tmp_path / "new"), "--quiet"]) == 0
     said = capsys.readouterr()
     assert "no mtp.* tensors" in said.err and "stripped" in said.err and "MB" in said.out
-
-
-def test_what_mlx_wrote_is_called_so(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "m", random_model(False), head=False)
-    weights = load_file(source / "model.safetensors")
-    moved = {n: t.movedim(2, 1).contiguous() if n.endswith("conv1d.weight") else t for n, t in weights.items()}
-    save_file(moved, source / "model.safetensors", {"format": "mlx"})
-    with pytest.raises(ForerunError, match="MLX"):
-        convert(str(source), tmp_path / "new")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4, "group_size": 64}}))
-    with pytest.raises(ForerunError, match=r"MLX \(4 bit\)"):
-        convert(str(source), tmp_path / "new")
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_in_use_is_not_touched(tmp_path: Path) -> None:

@@ -217,9 +217,9 @@ def test_an_interrupted_download_is_taken_up_again(hub: type[FakeHub], monkeypat
 
 
 def test_a_quantised_hub_model_is_refused_before_its_weights_are_fetched(hub: type[FakeHub]) -> None:
-    config = json.loads(hub.files["config.json"]) | {"quantization_config": {"quant_method": "awq"}}
+    config = json.loads(hub.files["config.json"]) | {"quantization_config": {"quant_method": "bitsandbytes"}}
     hub.files["config.json"] = json.dumps(config).encode()
-    with pytest.raises(ForerunError, match="AWQ"):
+    with pytest.raises(ForerunError, match="bitsandbytes"):
         find("org/name")
     assert not [line for line in hub.asked if "safetensors" in line]
 

@@ -1,36 +1,40 @@
 """`forerun convert`: a checkpoint rewritten as forerun loads it fastest, its head checked and kept.
 
 What forerun does not read is left out; everything else keeps its bits, or is rounded to 8 bits exactly as loading would
-do it. Towers that see and hear are copied as they are. The folder appears complete or not at all.
+do it, or to blocks of 8 or 4 bits. What other programs quantised is decoded. Towers that see and hear are copied as
+they are. The folder appears complete or not at all.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
 from forerun.home import expanded
+from forerun.kernels.formats import FORMATS
 from forerun.kernels.matrix import round_to_int8
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.progress import NullProgress, Progress
 from forerun.weights.assistants import assistant_beside, is_assistant
 from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
-from forerun.weights.config import OWN_METHOD
 from forerun.weights.described import described
 from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
 from forerun.weights.folder import INDEX, file_inside, new_folder, save_in_files, system_errors, write_json
 from forerun.weights.generation_config import NAME as GENERATION_CONFIG
+from forerun.weights.schemes import BLOCK_FORMATS, BLOCKS, INT8, KEYS, Scheme, scheme_of
 from forerun.weights.tokenizer import load_tokenizer
 
 SIDE_FILES = (".json", ".txt", ".jinja", ".model", ".md")  # tokenizer, templates, licence
+QUANTIZE = ("none", "int8", *BLOCK_FORMATS)
 SIDE_LIMIT = 200 * 2**20
 
 
@@ -46,18 +50,18 @@ class Conversion:
 
 def convert(source: str, target: Path, *, quantize: str = "none", progress: Progress | None = None) -> Conversion:
     """Rewrite the model `source` (folder, GGUF file, hub id, built-in name) into the new folder `target`."""
-    if quantize not in ("none", "int8"):
-        raise ForerunError(f"quantize must be none or int8, not {quantize!r}")
+    if quantize not in QUANTIZE:
+        raise ForerunError(f"quantize must be {', '.join(QUANTIZE[:-1])} or {QUANTIZE[-1]}, not {quantize!r}")
     progress = progress or NullProgress()
     target = expanded(target).absolute()
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ForerunError(f"{target} exists and is not an empty folder: name a new one")
         checkpoint = open_checkpoint(find(source, progress=progress))
-        if quantize == "int8" and checkpoint.config.get("quantization_config"):
-            raise ForerunError(f"{checkpoint.path} is in 8 bits already: convert it without --quantize")
+        if quantize != "none" and own_scheme(checkpoint) is not None:
+            raise ForerunError(f"{checkpoint.path} is quantised already: convert it without --quantize")
         names, notes = examine(checkpoint)
-        count, size = write_folder(checkpoint, names, target, quantize == "int8", progress)
+        count, size = write_folder(checkpoint, names, target, quantize, progress)
         return Conversion(target, count, size, notes)
     except OSError as error:
         raise ForerunError(f"cannot write {target}: {error.strerror or type(error).__name__}") from error
@@ -87,7 +91,7 @@ def examine(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
 
 
 def write_folder(
-    checkpoint: Checkpoint, names: list[str], target: Path, rounded: bool, progress: Progress
+    checkpoint: Checkpoint, names: list[str], target: Path, quantize: str, progress: Progress
 ) -> tuple[int, int]:
     """Beside the target first, then under its name. Returns how many tensors were written, and their bytes."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +100,10 @@ def write_folder(
         for name in names:
             tensor = checkpoint.raw(name)
             # Loading rounds what it asks for as a matrix; not routers, towers, or what decides about a recurrent state.
-            if rounded and name in checkpoint.matrices:
+            matrix = name in checkpoint.matrices
+            if matrix and quantize in FORMATS and tensor.shape[-1] % FORMATS[quantize].weights == 0:
+                tensor = encoded(tensor, quantize)
+            elif matrix and quantize == "int8":
                 values, scale = round_to_int8(tensor.flatten(0, -2))
                 yield name + SCALE, scale.view(tensor.shape[:-1])
                 tensor = values.view(tensor.shape)
@@ -107,11 +114,39 @@ def write_folder(
         with progress.task("converting weights", len(names)) as task:
             count, size = save_in_files(stored(), work)
         write_side_files(checkpoint.path, work)
-        config = dict(checkpoint.config) | {SOURCE_HASH: fingerprint(checkpoint)}
-        if rounded:
-            config["quantization_config"] = {"quant_method": OWN_METHOD}
+        config = without_scheme(checkpoint.config) | {SOURCE_HASH: fingerprint(checkpoint)}
+        scheme = own_scheme(checkpoint)
+        if quantize in FORMATS:
+            config["quantization_config"] = {"quant_method": BLOCKS, "format": quantize}
+        elif quantize == "int8":
+            config["quantization_config"] = {"quant_method": INT8}
+        elif scheme is not None and scheme.method in (INT8, BLOCKS):
+            config["quantization_config"] = dict(scheme.settings)
         write_json(work / "config.json", config)
     return count, size
+
+
+def encoded(tensor: Tensor, form: str) -> Tensor:
+    """[..., out, in] in blocks: [..., out, bytes of a row] uint8."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    values = tensor.float().contiguous().numpy()
+    if not bool(tensor.isfinite().all()):
+        raise ForerunError("the weights hold values that are infinite or not a number: the checkpoint is broken")
+    return torch.from_numpy(quantize(values, GGMLQuantizationType[form.upper()]))
+
+
+def without_scheme(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json that says nothing about the way its weights were stored."""
+    kept = {key: value for key, value in config.items() if key not in KEYS}
+    nested = config.get("text_config")
+    return kept | ({"text_config": without_scheme(nested)} if isinstance(nested, Mapping) else {})
+
+
+def own_scheme(checkpoint: Checkpoint) -> Scheme | None:
+    """How a folder's weights are quantised, if they are."""
+    return scheme_of(checkpoint.config, str(checkpoint.path)) if checkpoint.path.is_dir() else None
 
 
 def write_side_files(source: Path, work: Path) -> None:

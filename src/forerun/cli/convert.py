@@ -16,8 +16,11 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help=f"{MODEL_HELP}.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="A new folder.")],
     quantize: Annotated[
-        Literal["none", "int8"],
-        typer.Option("--quantize", help="int8: round as loading would, for a file of half the size."),
+        Literal["none", "int8", "q8_0", "q4_0"],
+        typer.Option(
+            "--quantize",
+            help="int8: round as loading would; q8_0, q4_0: blocks of 8 or 4 bits, as in GGUF files.",
+        ),
     ] = "none",
     quiet: Quiet = False,
 ) -> None:

@@ -45,7 +45,7 @@ class Composed(TorchRows, ABC):
     joins_gates = False
 
     def embed(self, tokens: Tensor, table: Table) -> Tensor:
-        return table.index_select(0, tokens) if isinstance(table, Tensor) else table[tokens].tensor()
+        return table.index_select(0, tokens) if isinstance(table, Tensor) else table[tokens].float()
 
     @abstractmethod
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor: ...

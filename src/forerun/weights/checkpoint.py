@@ -16,6 +16,7 @@ from forerun.weights.config import read_config
 from forerun.weights.config_reader import ConfigReader
 from forerun.weights.described import config_place
 from forerun.weights.folder import weight_files
+from forerun.weights.schemes import INT8, MLX, Scheme, scheme_of
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ class Checkpoint:
     def __init__(self, path: Path, config: dict[str, Any], files: list[Path]) -> None:
         self.path = path
         self.config = config
-        self._handles: dict[str, Any] = {}  # tensor name -> the open file it is in
+        self._handles: dict[str, tuple[Any, str]] = {}  # tensor name -> the open file it is in, and its name there
         self._taken: set[str] = set()
         self.matrices: set[str] = set()  # names that `weight` was asked for
         self._decoded: dict[str, list[str]] = {}  # names of tensors that are not used as they are stored, by the reason
@@ -58,10 +59,16 @@ class Checkpoint:
             raise ForerunError(f"cannot read {file}: {error.strerror or first_line(error)}") from error
         except (SafetensorError, ValueError) as error:
             raise ForerunError(f"{file} is truncated or damaged ({first_line(error)}); download it again") from error
-        for name in names:
+        for stored in names:
+            name = self._renamed(stored)
             if name in self._handles:
                 raise ForerunError(f"{file}: the tensor {name} is also in another file of {self.path}")
-            self._handles[name] = handle
+            if name is not None:
+                self._handles[name] = handle, stored
+
+    def _renamed(self, stored: str) -> str | None:
+        """What a tensor of a file is called here; None: it is none of the model's."""
+        return stored
 
     @property
     def notes(self) -> list[str]:
@@ -75,7 +82,7 @@ class Checkpoint:
         return name in self._handles
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._handle(name).get_slice(name).get_shape())
+        return tuple(self._slice(name).get_shape())
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor as it is stored (mapped from the file, read when touched); its shape must be the one expected."""
@@ -113,7 +120,8 @@ class Checkpoint:
 
     def raw(self, name: str) -> torch.Tensor:
         """A tensor as it is stored, whatever it is; for copying."""
-        tensor: torch.Tensor = self._handle(name).get_tensor(name)
+        handle, stored = self._handle(name)
+        tensor: torch.Tensor = handle.get_tensor(stored)
         return tensor
 
     def same(self, name: str, other: str) -> bool:
@@ -139,7 +147,7 @@ class Checkpoint:
 
     def number_format(self, name: str) -> str:
         """What the file calls the tensor's number format: "F32", "BF16", …"""
-        return str(self._handle(name).get_slice(name).get_dtype())
+        return str(self._slice(name).get_dtype())
 
     def leftovers(self, ignore: Callable[[str], bool]) -> list[str]:
         """Names that nobody took and `ignore` does not know, sorted."""
@@ -156,7 +164,11 @@ class Checkpoint:
         if (found := self.shape(name)) != tuple(shape):
             raise ForerunError(f"{self.path}: tensor {name} has shape {found}, expected {tuple(shape)}")
 
-    def _handle(self, name: str) -> Any:
+    def _slice(self, name: str) -> Any:
+        handle, stored = self._handle(name)
+        return handle.get_slice(stored)
+
+    def _handle(self, name: str) -> tuple[Any, str]:
         handle = self._handles.get(name)
         if handle is None:
             raise ForerunError(f"{self.path}: tensor {name} is missing; the weights do not fit config.json")
@@ -182,8 +194,25 @@ def _check_file(file: Path) -> None:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Opens a model folder or a GGUF file: its config is checked, its files are mapped, no tensor is read yet."""
     config = read_config(path)
-    if path.is_dir():
-        return Checkpoint(path, config, weight_files(path))
-    from forerun.weights.gguf_checkpoint import GgufCheckpoint
+    if path.is_file():
+        from forerun.weights.gguf_checkpoint import GgufCheckpoint
 
-    return GgufCheckpoint(path, config)
+        return GgufCheckpoint(path, config)
+    files, scheme = weight_files(path), scheme_of(config, str(path))
+    if scheme is None or scheme.method == INT8:
+        plain = Checkpoint(path, config, files)
+        return as_mlx_wrote_it(plain, files)
+    from forerun.weights.quantised import MlxCheckpoint, QuantisedCheckpoint
+
+    return (MlxCheckpoint if scheme.method == MLX else QuantisedCheckpoint)(path, config, files, scheme)
+
+
+def as_mlx_wrote_it(checkpoint: Checkpoint, files: list[Path]) -> Checkpoint:
+    """MLX gives tensors other names, and those of Qwen3.5 other values, in plain floats too."""
+    if not any(name.startswith("language_model.") or name.endswith("conv1d.weight") for name in checkpoint.names()):
+        return checkpoint
+    from forerun.weights.quantised import MlxCheckpoint, written_by_mlx
+
+    if not written_by_mlx(checkpoint):
+        return checkpoint
+    return MlxCheckpoint(checkpoint.path, checkpoint.config, files, Scheme(MLX, "MLX"))

@@ -13,7 +13,7 @@ from forerun.kernels.interface import Activation, Kernels
 from forerun.kernels.matrix import Matrix, Weight, as_tensor
 from forerun.models.layers.config import DecoderConfig
 from forerun.models.layers.layer import Layer, norms_after
-from forerun.models.layers.loader import Loader, embedding_table, refuse_mlx, rounded
+from forerun.models.layers.loader import Loader, embedding_table, rounded
 from forerun.models.layers.mixers import AllAngles
 from forerun.models.layers.mtp import MtpHead, native_head
 from forerun.models.layers.rope import RopeTables
@@ -40,7 +40,6 @@ class Decoder:
         self.kernels, self.device, self.dtype = kernels, device, dtype
         self.taps: tuple[int, ...] = ()  # layers whose inputs a drafter wants to see
         self._checkpoint = checkpoint
-        refuse_mlx(checkpoint)
         table = "embed_tokens.weight"
         prefix = next((each for each in config.prefixes if checkpoint.has(each + table)), config.prefixes[-1])
         stored = checkpoint.table(prefix + table, (config.vocab, config.hidden))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.errors import ForerunError
 from forerun.kernels.interface import Decay, DeltaLayout, Expert, HeadNorms, Kernels
 from forerun.kernels.matrix import Matrix, Table, Weight, as_tensor, join
 from forerun.models.layers.config import (
@@ -230,14 +229,3 @@ def embedding_table(stored: Table, device: torch.device, dtype: torch.dtype) -> 
 def rounded(number: float, dtype: torch.dtype) -> float:
     """As models compute it that hold such a number in the precision of their weights."""
     return float(torch.tensor(number, dtype=dtype))
-
-
-def refuse_mlx(checkpoint: Checkpoint) -> None:
-    """MLX moves an axis of the convolutions, adds one to the norms and drops the head."""
-    name = next((name for name in sorted(checkpoint.names()) if name.endswith("linear_attn.conv1d.weight")), None)
-    shape = () if name is None else checkpoint.shape(name)
-    if len(shape) == 3 and shape[1] != 1 and shape[2] == 1:
-        raise ForerunError(
-            f"{checkpoint.path} was written by MLX, whose norms are shifted and which drops the MTP head: "
-            "use the original Hugging Face checkpoint"
-        )
