@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,16 @@ def test_several_templates() -> None:
             assert ours.get_chat_template(None, tools) == other.get_chat_template(None, tools)
     with pytest.raises(ValueError, match="default"):
         Tokenizer(other.backend_tokenizer, {}, {"other": "c"}).get_chat_template(None, None)
+
+
+def test_a_file_answers_without_transformers(tmp_path: Path) -> None:
+    """It takes longer to import than a small model to load."""
+    file = tiny_gguf(tmp_path / "a.gguf", tiny_model(tmp_path / "model", "llama", intermediate_size=128), kind="Q8_0")
+    program = (
+        "import sys, forerun\n"
+        "model = forerun.load(sys.argv[1])\n"
+        "assert forerun.generate(model, 'hello', max_tokens=2).tokens\n"
+        "assert not {'transformers', 'gguf'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
