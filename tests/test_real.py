@@ -19,6 +19,8 @@ import forerun
 from forerun.conversion import convert
 from forerun.language_model import LanguageModel
 from forerun.response import Chunk, Response
+from forerun.weights.checkpoint import open_checkpoint
+from forerun.weights.find import find
 
 pytestmark = pytest.mark.real
 
@@ -181,6 +183,9 @@ def test_logits_agree_with_transformers(float32: LanguageModel, draft_folder: st
 
     tokens = list(float32.tokenizer(PROMPTS[6])["input_ids"])
     oracle = AutoModelForCausalLM.from_pretrained(Path(draft_folder, "whole"), dtype=torch.float32)
+    checkpoint = open_checkpoint(find("smollm2"))  # whose values a conversion has in float16
+    exact = {name: checkpoint.floats(name, checkpoint.shape(name)) for name in checkpoint.names()}
+    assert not oracle.load_state_dict(exact, strict=False).unexpected_keys
     with torch.inference_mode():
         expected = oracle(torch.tensor([tokens])).logits[0]
         from forerun.cache.pages import SequenceCache
