@@ -92,10 +92,10 @@ def test_factors_of_affine_formats_come_in_any_floats(scales: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 33), (16, 1), (17, 31), (30, 20), (131, 1000), (5, 3 * 512)])
 def test_odd_shapes(shape: tuple[int, int]) -> None:
-    """Outputs that fill no tile and inputs that fill no block, in each of the three ways to keep a checkpoint's floats."""
+    """Outputs that fill no tile and inputs that fill no block, in all ways to keep a checkpoint's floats."""
     weight, x = random(*shape), random(6, shape[1], seed=1)
     stored_in_8_bits = Rounded(*round_to_int8(weight))
-    for quantize, given in ((False, weight), (True, weight), (True, stored_in_8_bits)):
+    for quantize, given in ((False, weight), (True, weight), (True, stored_in_8_bits), (False, stored_in_8_bits)):
         found = []
         for body in (FIRST, *OTHERS):
             kernels = kernels_of(body, quantize)
