@@ -37,14 +37,14 @@ demo: $(INSTALLED)  ## stream an answer with speculation on
 # Tiny models gain nothing from threads, and waiting for a second core costs much on a busy machine.
 test: $(INSTALLED)  ## the short suite, on tiny models
 	@scripts/install_browser.sh
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile -m "not real and not long and not gpu"
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile -m "not real and not long and not gpu"
 
 test-real: $(INSTALLED)  ## a few prompts on the real built-in model
 	$(PYTEST) -m "real and not long"
 
 test-all: $(INSTALLED)  ## everything that needs no GPU
 	@scripts/install_browser.sh
-	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile -m "not real and not gpu"
+	OMP_NUM_THREADS=1 $(PYTEST) -n 2 --dist loadfile -m "not real and not gpu"
 	$(PYTEST) -m "real"
 
 test-gpu:  ## with the interpreter that has torch for CUDA, not .venv

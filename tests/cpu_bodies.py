@@ -14,7 +14,7 @@ from forerun.home import forerun_home
 from forerun.kernels.cpu.library import library_of
 from forerun.kernels.cpu.machine import Body, usable_bodies
 from forerun.kernels.cpu.ops import CpuKernels, tiled
-from forerun.kernels.cpu.tiles import pack_part
+from forerun.kernels.cpu.tiles import TileMemory, Tiles, pack_part
 from forerun.kernels.formats import FORMATS
 from forerun.kernels.matrix import TiledMatrix
 from forerun.kernels.parts import Part
@@ -69,7 +69,12 @@ def _floats(name: str, values: np.ndarray) -> Part:
 def matrix_of(*parts: Part, bias: Tensor | None = None) -> TiledMatrix:
     """Parts one below the other."""
     outs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    return tiled([pack_part(part) for part in parts], bias, (outs, inputs))
+    return tiled([packed(part) for part in parts], bias, (outs, inputs))
+
+
+def packed(part: Part) -> Tiles:
+    """By numpy: slow, and the same for every body."""
+    return pack_part(part, TileMemory())
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_bodies import FIRST, kernels_of, stored
+from cpu_bodies import FIRST, kernels_of, packed, stored
 from llvmlite import binding
 
 from forerun.kernels.cpu.attention import ATTEND, ROTATE, Attention, name_of, write_rotation
@@ -22,7 +22,7 @@ from forerun.kernels.cpu.machine import BODIES, Body, compile_ir
 from forerun.kernels.cpu.ops import word_of
 from forerun.kernels.cpu.products import FloatProducts, Products, write_rounding
 from forerun.kernels.cpu.threads import IDLE, SHARED_BYTES, STAGE, STAGE_WORDS, TICKET, LoopCall, Program, write_threads
-from forerun.kernels.cpu.tiles import Tiles, pack_part
+from forerun.kernels.cpu.tiles import Tiles
 
 NEON = [body for body in BODIES if body.triple == "aarch64"]
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -207,7 +207,7 @@ def run_emulated(body: Body, tiles: Sequence[Tiles], folder: Path, threads: int,
 def test_the_code_is_for_the_instructions_it_is_named_after(body: Body) -> None:
     """And for none that could not run in a process of its own: counters of cycles belong to the kernel."""
     machine = machine_for(body)
-    text = machine.emit_assembly(binding.parse_assembly(code(body, [pack_part(stored("q4_0", 16, 64))], ())))
+    text = machine.emit_assembly(binding.parse_assembly(code(body, [packed(stored("q4_0", 16, 64))], ())))
     assert ("usdot" if body.dot == "usdot" else "sdot") in text and "fmla" in text
     assert "pmccntr" not in text.lower() and "fmaf" not in text.lower()
 
@@ -216,7 +216,7 @@ def test_the_code_is_for_the_instructions_it_is_named_after(body: Body) -> None:
 @pytest.mark.skipif(bool(MISSING), reason="not run without " + PACKAGES)
 @pytest.mark.parametrize("body", NEON, ids=lambda body: body.name)
 def test_arm_gives_the_same_bits(body: Body, tmp_path: Path) -> None:
-    tiles = [pack_part(stored(name, 40, 512)) for name in FORMATS]
+    tiles = [packed(stored(name, 40, 512)) for name in FORMATS]
     wanted = run_here(tiles)
     for threads, runs in ((1, 1), (2, 20)):
         found = run_emulated(body, tiles, tmp_path, threads, runs)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from cpu_bodies import FIRST, OTHERS, kernels_of, matrix_of, random, rounded, same_bits, stored
+from cpu_bodies import FIRST, OTHERS, kernels_of, matrix_of, packed, random, rounded, same_bits, stored
 from torch import Tensor
 
 from forerun.engine.probe import cancelling_rows
 from forerun.kernels.cpu.layout import DELTA, HALF_SUM, HALF_SUM_SCALED, RECORD, SUM, SUM_SCALED
 from forerun.kernels.cpu.machine import Body
-from forerun.kernels.cpu.tiles import pack_part
+from forerun.kernels.cpu.ops import tiled
+from forerun.kernels.cpu.repacking import READERS
+from forerun.kernels.cpu.tiles import TileMemory, pack_floats
 from forerun.kernels.formats import FORMATS
 from forerun.kernels.interface import Activation
-from forerun.kernels.matrix import Rounded, TiledMatrix, round_to_int8
+from forerun.kernels.matrix import Parts, Rounded, TiledMatrix, round_to_int8
 
 # Each way to store codes and factors once; the other formats differ from these in numbers only.
 WAYS = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q8_0", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_xs", "mxfp4"]
@@ -91,7 +95,7 @@ def test_odd_shapes(shape: tuple[int, int]) -> None:
     """Outputs that fill no tile and inputs that fill no block, in all ways to keep a checkpoint's floats."""
     weight, x = random(*shape), random(6, shape[1], seed=1)
     stored_in_8_bits = Rounded(*round_to_int8(weight))
-    for quantize, given in ((False, weight), (True, weight), (True, stored_in_8_bits)):
+    for quantize, given in ((False, weight), (True, weight), (True, stored_in_8_bits), (False, stored_in_8_bits)):
         found = []
         for body in (FIRST, *OTHERS):
             kernels = kernels_of(body, quantize)
@@ -198,7 +202,31 @@ def test_activations_are_rounded_as_numpy_would(width: int) -> None:
             assert np.array_equal(field(HALF_SUM_SCALED[half], np.float32), sums[:, :, half].astype(np.float32) * delta)
 
 
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if name in READERS])
+def test_compiled_loops_repack_as_numpy_does(name: str) -> None:
+    """Rows in any order, from bytes that begin anywhere, by several threads."""
+    part = stored(name, OUTS + 3, INPUTS)
+    raw = np.zeros((len(part.raw), part.raw.shape[1] + 5), np.uint8)
+    raw[:, 3:-2] = part.raw
+    order = np.random.default_rng(0).permutation(OUTS + 3)
+    for each in (part, replace(part, raw=raw[:, 3:-2], row_map=order), part[5:16]):
+        for body in (FIRST, OTHERS[-1]):
+            (found,) = kernels_of(body, threads=2).matrix(Parts((each,)), None).parts
+            wanted = packed(each)
+            assert found.format == wanted.format and np.array_equal(found.data, wanted.data), body.name
+
+
+def test_floats_that_bfloat16_holds_take_half_the_room() -> None:
+    kernels, weight, x = kernels_of(FIRST, quantize=False), random(40, 64).bfloat16().float(), random(5, 64, seed=1)
+    small, whole = kernels.matrix(weight, None), kernels.matrix(weight + 2**-20, None)
+    assert small.bytes * 2 == whole.bytes and small.exact and whole.exact
+    (part,) = small.parts
+    assert part.kind == "bfloat"
+    exact = tiled([pack_floats(weight.numpy(), TileMemory())], None, (40, 64))
+    assert same_bits(kernels.linear(x, small), kernels.linear(x, exact))
+
+
 def test_tiles_take_no_more_room_than_the_format_does() -> None:
     for name in ("q4_0", "q6_k", "q8_0", "mlx4_64", "f16"):
         part = stored(name, 64, INPUTS)
-        assert pack_part(part).data.nbytes <= part.nbytes * 1.1
+        assert packed(part).data.nbytes <= part.nbytes * 1.1

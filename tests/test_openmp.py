@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-import numba
 import pytest
 import torch
 
@@ -62,7 +61,6 @@ def test_workers_go_and_come_again() -> None:
 
 
 def test_no_more_of_them_than_a_container_may_keep_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     limit_workers(1.0)
     assert torch.get_num_threads() == 2  # the user said so
@@ -70,7 +68,6 @@ def test_no_more_of_them_than_a_container_may_keep_busy(monkeypatch: pytest.Monk
     for allowed, threads_then in ((None, 2), (64.0, 2), (1.9, 1), (0.2, 1)):
         limit_workers(allowed)
         assert torch.get_num_threads() == threads_then
-    assert numba.config.NUMBA_NUM_THREADS == 1
 
 
 def test_an_owner_keeps_them_between_rounds_and_not_when_it_is_idle() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,7 +13,9 @@ from tiny import tiny_model
 
 import forerun
 from forerun.draft.head import build_head
-from forerun.kernels.matrix import FloatMatrix, IntMatrix, Matrix, round_to_int8
+from forerun.kernels.cpu.ops import CpuKernels
+from forerun.kernels.cpu.tiles import TileMemory, Tiles, pack_exact, pack_rounded
+from forerun.kernels.matrix import FloatMatrix, Matrix, TiledMatrix, round_to_int8
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.models.layers.feed_forward import Dense
@@ -60,8 +63,7 @@ def start_of(target: Target, folder: Path, intermediate: int | None = None) -> S
     return start
 
 
-def built(model: Path, folder: Path, quantize: bool) -> MtpHead:
-    kernels = ReferenceKernels(quantize)
+def built(model: Path, folder: Path, kernels: CpuKernels | ReferenceKernels) -> MtpHead:
     decoder = build(open_checkpoint(model), kernels, CPU, torch.float32, NullProgress())
     return build_head(read_head(folder), decoder, 290)
 
@@ -77,21 +79,24 @@ def matrices(head: MtpHead) -> dict[str, Matrix]:
     }
 
 
+def check_tiles(matrix: Matrix, wanted: Tiles) -> None:
+    assert isinstance(matrix, TiledMatrix)
+    (part,) = matrix.parts
+    assert part.name == wanted.name and np.array_equal(part.data, wanted.data)
+
+
 def test_a_cpu_multiplies_with_the_8_bits_of_the_file(model: Path, tmp_path: Path) -> None:
     head = random_start(load_target(model, CPU))
     save_head(tmp_path / "head", head, None, {}, "")
-    found = matrices(built(model, tmp_path / "head", quantize=True))
+    found = matrices(built(model, tmp_path / "head", CpuKernels(True)))
     trained = {name.removeprefix(LAYER + "mlp."): weight.detach() for name, weight in head.weights.items()}
     both = torch.cat((trained["gate_proj.weight"], trained["up_proj.weight"]))
     for name, weight in (("gate and up", both), ("down", trained["down_proj.weight"])):
-        matrix = found[name]
-        assert isinstance(matrix, IntMatrix) and matrix.values is not None
         values, scale = round_to_int8(weight)
-        assert torch.equal(matrix.values, values) and torch.equal(matrix.scale, scale)
+        check_tiles(found[name], pack_rounded(values.numpy(), scale.numpy(), TileMemory()))
     for name in ("fc", "fuse"):
-        matrix = found[name]
-        assert isinstance(matrix, FloatMatrix)
-        assert torch.equal(matrix.weight, trained[f"mtp.{name}.weight"].bfloat16().float())
+        values = trained[f"mtp.{name}.weight"].bfloat16().float()
+        check_tiles(found[name], pack_exact(values.numpy(), TileMemory()))
 
 
 def test_figures_are_those_of_the_values_in_the_file(model: Path, tmp_path: Path) -> None:
@@ -113,7 +118,7 @@ def test_heads_of_the_first_version_draft_on(model: Path, tmp_path: Path) -> Non
     save_head(tmp_path / "new", head, None, {}, "")
     sizes = [(folder / "head.safetensors").stat().st_size for folder in (tmp_path / "new", old)]
     assert sizes[0] < 0.8 * sizes[1]
-    wanted, found = (matrices(built(model, folder, quantize=False)) for folder in (old, tmp_path / "new"))
+    wanted, found = (matrices(built(model, folder, ReferenceKernels())) for folder in (old, tmp_path / "new"))
     for name, matrix in wanted.items():
         other = found[name]
         assert isinstance(matrix, FloatMatrix) and isinstance(other, FloatMatrix)

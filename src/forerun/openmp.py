@@ -21,18 +21,14 @@ def limit_workers(allowed: float | None) -> None:
     """
     if allowed is None or "OMP_NUM_THREADS" in os.environ:
         return
-    import numba
-
-    most = max(1, int(allowed))
-    torch.set_num_threads(min(most, torch.get_num_threads()))
-    numba.config.NUMBA_NUM_THREADS = min(most, numba.config.NUMBA_NUM_THREADS)  # in force until its threads begin
+    torch.set_num_threads(min(max(1, int(allowed)), torch.get_num_threads()))
 
 
 def release_workers() -> None:
     """Let the worker threads of the calling one go; its next computation makes new ones, in a tenth of a millisecond.
 
     GNU's OpenMP keeps some for every thread that ever computed something. Once they outnumber the cores it puts them to
-    sleep between any two operations. A pass is hundreds of operations, and takes twice as long then.
+    sleep between any two operations. Towers of pictures and sounds are hundreds of operations, as training is.
     """
     pause = _pause()
     if pause is not None:

@@ -1,12 +1,15 @@
 """CPU loops of recurrent layers and of routing, compiled by numba.
 
-The rules of `compiled.py` hold. The recurrence goes further: a state must come out the same when rows are replayed,
-in whatever pass. So it is written in single roundings (an explicit fused multiply-add, no fast-math flags), which
-leave a compiler nothing to choose.
+Every row runs the same instructions whatever runs beside it: no loop over one row depends on another row, reductions
+have trip counts fixed by the model, and `exp` is our own polynomial, so that vector and scalar forms cannot differ. The
+recurrence goes further: a state must come out the same when rows are replayed, in whatever pass. So it is written in
+single roundings (an explicit fused multiply-add, no fast-math flags), which leave a compiler nothing to choose. The
+numpy error model keeps checks for division by zero, which would prevent vectorising, out of the loops.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,12 +17,47 @@ from numba import types
 from numba.extending import intrinsic
 
 from forerun.compilation import jit
-from forerun.kernels.compiled import CONTRACT, ONE, REASSOCIATE, TWO, ZERO, exponential
 
+LOG2E = np.float32(1 / math.log(2))
+LN2_HIGH = np.float32(0.693359375)
+LN2_LOW = np.float32(-2.12194440e-4)
+LOWEST = np.float32(-87.0)
+HIGHEST = np.float32(88.0)
+ONE = np.float32(1)
+HALF = np.float32(0.5)
+TWO = np.float32(2)
+ZERO = np.float32(0)
+# Taylor coefficients of e^f for |f| <= ln(2)/2; the next term is below half an ulp of float32.
+C2, C3, C4, C5, C6, C7 = (np.float32(1 / math.factorial(n)) for n in range(2, 8))
+
+CONTRACT = {"contract", "nsz"}
+REASSOCIATE = {"contract", "nsz", "reassoc"}
 BLOCK = 128  # columns of a state that are worked on together: a whole head of every published model
 L2_EPS = np.float32(1e-6)
 # log(1 + y) = 2·artanh(s) with s = y / (2 + y) ≤ 1/3: odd powers of s over their exponents.
 A3, A5, A7, A9, A11, A13, A15 = (np.float32(1 / n) for n in range(3, 16, 2))
+
+
+@intrinsic
+def float_of_bits(typing: Any, bits: Any) -> Any:  # noqa: ARG001
+    """Reinterpret an int32 as a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.float32(types.int32), generate
+
+
+@jit(error_model="numpy", fastmath=CONTRACT, inline="always")
+def exponential(x):  # type: ignore[no-untyped-def]
+    """e^x in float32; flushes to about 1e-38 below -87."""
+    # Not min and max: their care for NaN keeps the loop from being vectorised.
+    x = x if x > LOWEST else LOWEST
+    x = x if x < HIGHEST else HIGHEST
+    n = np.floor(x * LOG2E + HALF)
+    f = (x - n * LN2_HIGH) - n * LN2_LOW
+    p = ((((((C7 * f + C6) * f + C5) * f + C4) * f + C3) * f + C2) * f + ONE) * f + ONE
+    return p * float_of_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
 @intrinsic
@@ -47,20 +85,6 @@ def softplus(x):  # type: ignore[no-untyped-def]
     t = s * s
     p = ((((((A15 * t + A13) * t + A11) * t + A9) * t + A7) * t + A5) * t + A3) * t + ONE
     return (x if x > ZERO else ZERO) + TWO * s * p
-
-
-@jit(error_model="numpy", fastmath=CONTRACT, nogil=True)
-def sigmoid_gate(x, gate, first, shared, out):  # type: ignore[no-untyped-def]
-    """out = x · sigmoid(gate), gate from column `first` on; `shared`: one gate for the whole row."""
-    rows, width = x.shape
-    for r in range(rows):
-        if shared:
-            factor = sigmoid(gate[r, first])
-            for i in range(width):
-                out[r, i] = x[r, i] * factor
-        else:
-            for i in range(width):
-                out[r, i] = x[r, i] * sigmoid(gate[r, first + i])
 
 
 @jit(error_model="numpy", fastmath=REASSOCIATE, nogil=True)

@@ -13,10 +13,6 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.kernels.parts import Part
 
-# Activations are split into two signed 7-bit digits, x ≈ scale · (128 · high + low): 14 bits, and no
-# pair of products can saturate the 16-bit accumulators of CPUs that lack VNNI.
-DIGIT = 128
-HIGHEST = 63 * DIGIT + 63
 CPU = torch.device("cpu")
 BLOCK = 1024  # rows that are rounded at once: they fit into a core's cache
 
@@ -33,23 +29,13 @@ class FloatMatrix:
         return self.weight.shape[0], self.weight.shape[1]
 
     @property
-    def bytes(self) -> int:
-        return self.weight.numel() * self.weight.element_size()
-
-
-@dataclass(slots=True)
-class IntMatrix:
-    """Weights rounded to 8 bits with one scale per output row."""
-
-    values: Tensor | None  # [out, in] int8; dropped where the packed form replaces it
-    scale: Tensor  # [out] float32
-    bias: Tensor | None  # [out] float32
-    shape: tuple[int, int]
-    packed: Any = None  # the library's own layout
+    def kind(self) -> tuple[str, ...]:
+        """Matrices of one kind and shape are multiplied by the same routine."""
+        return (str(self.weight.dtype),)
 
     @property
     def bytes(self) -> int:
-        return self.shape[0] * self.shape[1] + 4 * self.shape[0]
+        return self.weight.numel() * self.weight.element_size()
 
 
 @dataclass(slots=True)
@@ -61,6 +47,11 @@ class TiledMatrix:
     shape: tuple[int, int]
 
     @property
+    def kind(self) -> tuple[str, ...]:
+        """Number formats of the parts."""
+        return tuple(part.name for part in self.parts)
+
+    @property
     def exact(self) -> bool:
         """Is nothing rounded, neither weights nor what they are multiplied with?"""
         return all(part.format is None for part in self.parts)
@@ -70,7 +61,7 @@ class TiledMatrix:
         return sum(part.data.nbytes for part in self.parts)
 
 
-Matrix = FloatMatrix | IntMatrix | TiledMatrix
+Matrix = FloatMatrix | TiledMatrix
 
 
 @dataclass(slots=True)
@@ -190,12 +181,3 @@ def round_to_int8(weight: Weight) -> tuple[Tensor, Tensor]:
     if not bool(scale.isfinite().all()):
         raise ForerunError("the weights hold values that are infinite or not a number: the checkpoint is broken")
     return values, scale
-
-
-def split_digits(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each row of x [rows, in] as high and low digits (float32 integers) and the row's scale [rows]."""
-    largest = x.abs().amax(dim=1)
-    largest = torch.where(largest == 0, torch.ones_like(largest), largest)
-    whole = (x * (HIGHEST / largest)[:, None]).round()
-    high = (whole / DIGIT).round()
-    return high, whole - high * DIGIT, largest / HIGHEST

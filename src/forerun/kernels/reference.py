@@ -11,14 +11,10 @@ from torch.nn import functional as F
 
 from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, HeadNorms, LayerPages, PassRows
 from forerun.kernels.matrix import (
-    DIGIT,
     FloatMatrix,
-    IntMatrix,
     Matrix,
     Weight,
     as_tensor,
-    round_to_int8,
-    split_digits,
 )
 from forerun.kernels.prefill import gather, prefill_attention
 from forerun.kernels.reference_recurrent import RecurrentReference
@@ -29,33 +25,17 @@ class ReferenceKernels(RecurrentReference):
 
     name = "reference"
 
-    def __init__(self, quantize: bool = False) -> None:
-        self.quantize = quantize
+    def matrix(self, weight: Weight, bias: Tensor | None) -> FloatMatrix:
+        return self.float_matrix(as_tensor(weight), bias)
 
-    def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
-        if not self.quantize:
-            return self.float_matrix(as_tensor(weight), bias)
-        values, scale = round_to_int8(weight)
-        return IntMatrix(values, scale, None if bias is None else bias.float(), (values.shape[0], values.shape[1]))
-
-    def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
+    def float_matrix(self, weight: Tensor, bias: Tensor | None) -> FloatMatrix:
         return FloatMatrix(weight, bias)
 
     def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
-        if isinstance(matrix, IntMatrix):
-            return self._int_linear(x, matrix)
         assert isinstance(matrix, FloatMatrix)
         if prefill:
             return F.linear(x, matrix.weight, matrix.bias)
         return torch.cat([F.linear(row, matrix.weight, matrix.bias) for row in x.split(1)])
-
-    def _int_linear(self, x: Tensor, matrix: IntMatrix) -> Tensor:
-        assert matrix.values is not None
-        high, low, scale = split_digits(x.float())
-        weight = matrix.values.double()  # integer products below 2⁵³: exact in any order
-        product = (high.double() @ weight.T).float() * DIGIT + (low.double() @ weight.T).float()
-        out = product * (scale[:, None] * matrix.scale)
-        return out if matrix.bias is None else out + matrix.bias
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.cat([self._norm_row(row, weight, eps) for row in x.split(1)]) if len(x) else x

@@ -84,27 +84,18 @@ class Code:
         version = ".".join(map(str, binding.llvm_version_info))
         name = hashlib.sha256("\n".join([key, repr(body), machine.triple, version]).encode()).hexdigest()[:32]
         kept = None if folder is None else folder / f"{body.name}-{name}.o"
-        data = None
-        if kept is not None:
-            with suppress(OSError):
-                data = kept.read_bytes()
-        engine = self._load(machine, data) if data else None
-        if engine is None:
+        data = None if kept is None else kept_before(kept)
+        if data is None:
             data = compile_ir(machine, make())
-            engine = self._load(machine, data)
-            assert engine is not None
             if kept is not None:
                 keep(kept, data)
-        self._engine = engine
+        self._engine = self._load(machine, data)
 
     def _load(self, machine: Any, data: bytes) -> Any:
         from llvmlite import binding
 
         engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-        try:
-            engine.add_object_file(binding.ObjectFileRef.from_data(data))
-        except RuntimeError:  # damaged: it is compiled again
-            return None
+        engine.add_object_file(binding.ObjectFileRef.from_data(data))
         engine.finalize_object()
         return engine
 
@@ -152,9 +143,24 @@ def keep(file: Path, data: bytes) -> None:
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.replace(name, file)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(hashlib.sha256(data).digest() + data)
+            os.replace(name, file)
+        except OSError:
+            os.unlink(name)
+            raise
+
+
+def kept_before(file: Path) -> bytes | None:
+    """What was kept; None where there is nothing, or where it is damaged: LLVM would crash on that."""
+    try:
+        whole = file.read_bytes()
+    except OSError:
+        return None
+    size = hashlib.sha256().digest_size
+    data = whole[size:]
+    return data if hashlib.sha256(data).digest() == whole[:size] else None
 
 
 def source_key(modules: Iterable[str]) -> str:

@@ -65,7 +65,7 @@ class CpuKernels(RecurrentCpu):
     def matrix(self, weight: Weight, bias: Tensor | None) -> TiledMatrix:
         if isinstance(weight, Parts) and self.quantize:
             packed = [self._repacked(part) for part in weight.parts]
-        elif isinstance(weight, Rounded):
+        elif isinstance(weight, Rounded) and self.quantize:
             packed = [pack_rounded(weight.values.numpy(), weight.scale.numpy(), self._tile_memory)]
         else:
             values = as_tensor(weight).float().contiguous().numpy()

@@ -92,16 +92,16 @@ class Decoder:
         return [matrix for matrix, _ in self.products()]
 
     def products(self) -> list[tuple[Matrix, Activation | None]]:
-        """The first matrix of each type and shape; those that go through `gated_linear` apart, by their activation."""
-        kinds: dict[tuple[type[Matrix], tuple[int, int], Activation | None], Matrix] = {}
-        kinds[type(self.head), self.head.shape, None] = self.head
+        """The first matrix of each kind and shape; those that go through `gated_linear` apart, by their activation."""
+        kinds: dict[tuple[tuple[str, ...], tuple[int, int], Activation | None], Matrix] = {}
+        kinds[self.head.kind, self.head.shape, None] = self.head
         if self.per_layer is not None:
-            kinds[type(self.per_layer.project), self.per_layer.project.shape, None] = self.per_layer.project
+            kinds[self.per_layer.project.kind, self.per_layer.project.shape, None] = self.per_layer.project
         for layer in self.layers:
             network = layer.feed_forward
             for matrix in layer.shapes():
                 activation = network.activation if matrix is network.gated else None
-                kinds.setdefault((type(matrix), matrix.shape, activation), matrix)
+                kinds.setdefault((matrix.kind, matrix.shape, activation), matrix)
         return [(matrix, activation) for (_, _, activation), matrix in kinds.items()]
 
     def forward(self, batch: Pass) -> Output:
