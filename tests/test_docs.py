@@ -203,8 +203,12 @@ def test_the_suites_that_documents_name_exist() -> None:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_and_files_exist(name: str) -> None:
     document = ROOT / name
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
-        assert (document.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", document.read_text(encoding="utf-8")):
+        file = document.parent / link if link else document
+        assert file.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, anchor
 
 
 def test_architecture_names_real_files() -> None:
