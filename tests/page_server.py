@@ -76,7 +76,7 @@ def serve_page(fake: FakeServer) -> FastAPI:
             "model": "SmolLM2-1.7B-Instruct",
             "context": 8192,
             "drafters": drafters,
-            "defaults": defaults,
+            "generation_defaults": defaults,
             "version": "0.2.0",
         }
 

@@ -155,8 +155,8 @@ def test_defaults_are_the_documented_ones(library: FakeLibrary) -> None:
         "head": "auto", "assistant_position": "n-1",
     }  # fmt: skip
     assert library.options == {
-        "system": None, "raw": False, "max_tokens": None, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
-        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None,
+        "system": None, "raw": False, "max_tokens": None, "temperature": None, "top_p": None, "top_k": None, "min_p": None,
+        "repetition_penalty": None, "presence_penalty": None, "frequency_penalty": None, "logit_bias": None,
         "lang_bias": None, "suppress": None, "stop": None, "seed": None, "draft": "auto", "draft_tokens": "auto",
         "accept": "coupled", "images": None, "videos": None, "audio": None,
     }  # fmt: skip

@@ -120,8 +120,8 @@ def test_every_setting_can_be_set_in_all_three_ways(
         float: ("2.5", "2.5", 2.5),
         tuple: ("x,y", '["x", "y"]', ("x", "y")),
     }.get(type(default), ("localhost", '"localhost"', "localhost"))
-    if entry.endswith("_parser"):
-        typed, written, wanted = "none", '"none"', "none"
+    if entry.startswith("default_"):
+        typed, written, wanted = "1", "1", 1
     if entry.endswith("_parser"):
         typed, written, wanted = "mistral", '"mistral"', "mistral"
     flag = "--" + entry.replace("_", "-")
@@ -133,6 +133,13 @@ def test_every_setting_can_be_set_in_all_three_ways(
     monkeypatch.setenv(f"FORERUN_{entry.upper()}", typed)
     assert main(["serve"]) == 0
     assert getattr(server.settings, entry) == wanted
+
+
+def test_sampling_defaults_may_be_zero(server: FakeServer, tmp_path: Path) -> None:
+    assert main(["serve", "--default-temperature", "0", "--default-top-k", "0"]) == 0
+    assert server.settings is not None and server.settings.sampling_defaults == {"temperature": 0.0, "top_k": 0}
+    assert main(["serve", "--config", config(tmp_path, "default-top-p = 0.9\ndefault-min-p = 0")]) == 0
+    assert server.settings.sampling_defaults == {"top_p": 0.9, "min_p": 0.0}
 
 
 def test_the_models_own_options_reach_the_loader(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +217,10 @@ def test_mistakes_elsewhere_are_one_line(
     assert "--served-name is empty" in refuse(["--served-name", ""], capsys, server)
     for number in ("nan", "inf", "-1", "0"):
         assert f"--ping {float(number)}" in refuse(["--ping", number], capsys, server)
+    assert "--default-temperature -0.5: temperature must be" in refuse(
+        ["--default-temperature", "-0.5"], capsys, server
+    )
+    assert "--default-top-p 2.0: top_p must be" in refuse(["--default-top-p", "2"], capsys, server)
     assert "one of auto, none, hermes" in refuse(["--tool-parser", "x"], capsys, server)
     assert "one of auto, none, think" in refuse(["--reasoning-parser", "x"], capsys, server)
     assert "printable" in refuse(["--api-key", "a b"], capsys, server)

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,13 @@ def address(engine: LocalEngine) -> Iterator[str]:
         yield address
         until(lambda: engine.state().running == 0)
         assert engine.state().cache_usage == 0, "every page is back"
+
+
+def test_the_servers_own_sampling_defaults_come_before_the_models(engine: LocalEngine) -> None:
+    assert engine.model is not None
+    model = replace(engine.model, generation_defaults={"temperature": 0.2, "top_p": 0.9})
+    loaded = loaded_model(model, ServeSettings(default_top_p=0.5, default_top_k=0))
+    assert loaded.generation_defaults == {"temperature": 0.2, "top_p": 0.5, "top_k": 0}
 
 
 def chat(address: str, **body: Any) -> dict[str, Any]:

@@ -69,6 +69,15 @@ def test_properties_show_settings_but_no_secrets() -> None:
         assert "api_key" not in reply.text
 
 
+def test_properties_show_the_sampling_that_holds() -> None:
+    with live(app_for(FakeEngine(), generation_defaults={"temperature": 0.2, "top_k": 40})) as address:
+        shown = call(address, "/props").json["generation_defaults"]
+    assert shown == {
+        "temperature": 0.2, "top_p": 1.0, "top_k": 40, "min_p": 0.0,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    }  # fmt: skip
+
+
 def test_version_and_state(address: str) -> None:
     assert call(address, "/version").json == {"version": __version__}
     state = call(address, "/stats").json

@@ -43,7 +43,7 @@ from forerun.policy.cost_file import CostFile, machine_facts
 from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress, Progress
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
-from forerun.weights.find import find
+from forerun.weights.find import BUILT_IN_SAMPLING, find
 from forerun.weights.fingerprint import fingerprint
 from forerun.weights.generation_config import generation_defaults
 from forerun.weights.heads import find_head
@@ -136,7 +136,7 @@ def load_model(
         probe=result,
         load_seconds=time.perf_counter() - began,
         name=os.path.basename(os.path.abspath(file)) if file.exists() else model,
-        generation_defaults=generation_defaults(folder),
+        generation_defaults=BUILT_IN_SAMPLING.get(model, {}) | generation_defaults(folder),
         head_warnings=heads.warnings + assistant.warnings,
         cost_file=cost_file,
         drafter_labels=labels,

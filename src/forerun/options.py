@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from forerun.errors import ForerunError
@@ -45,13 +45,16 @@ class GenerationOptions:
     max_tokens: int | None = field(
         default=None, metadata=_about(SAMPLING, "Longest answer; default: until the model ends.", flags=("-n",))
     )
-    temperature: float = field(default=0.0, metadata=_about(SAMPLING, "0: the likeliest token.", flags=("--temp",)))
-    top_p: float = field(default=1.0, metadata=_about(SAMPLING, "Keep the likeliest tokens up to P."))
-    top_k: int = field(default=0, metadata=_about(SAMPLING, "Keep the K likeliest tokens; 0: all."))
-    min_p: float = field(default=0.0, metadata=_about(SAMPLING, "Drop tokens below P × the likeliest one."))
-    repetition_penalty: float = field(default=1.0, metadata=_about(SAMPLING, "Above 1: fewer repeats."))
-    presence_penalty: float = field(default=0.0, metadata=_about(SAMPLING, "Taken off tokens already said."))
-    frequency_penalty: float = field(default=0.0, metadata=_about(SAMPLING, "Taken off per time already said."))
+    # None: as `SamplingParams` says, which is greedy decoding; a chat takes what the model's makers recommend.
+    temperature: float | None = field(
+        default=None, metadata=_about(SAMPLING, "0: the likeliest token.", flags=("--temp",))
+    )
+    top_p: float | None = field(default=None, metadata=_about(SAMPLING, "Keep the likeliest tokens up to P."))
+    top_k: int | None = field(default=None, metadata=_about(SAMPLING, "Keep the K likeliest tokens; 0: all."))
+    min_p: float | None = field(default=None, metadata=_about(SAMPLING, "Drop tokens below P × the likeliest one."))
+    repetition_penalty: float | None = field(default=None, metadata=_about(SAMPLING, "Above 1: fewer repeats."))
+    presence_penalty: float | None = field(default=None, metadata=_about(SAMPLING, "Taken off tokens already said."))
+    frequency_penalty: float | None = field(default=None, metadata=_about(SAMPLING, "Taken off per time already said."))
     logit_bias: Mapping[int, float] | None = field(
         default=None, metadata=_about(SAMPLING, "Added to tokens.", metavar="ID=BIAS,…")
     )
@@ -98,6 +101,11 @@ class GenerationOptions:
         """Names and values, as `forerun.stream` takes them."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
+    def with_defaults(self, defaults: Mapping[str, float]) -> GenerationOptions:
+        """With values for what is not set."""
+        missing: dict[str, Any] = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return replace(self, **missing)
+
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings; a single one may be given as it is."""
@@ -115,7 +123,7 @@ class GenerationOptions:
         from forerun.sample.parameters import SamplingParams, fresh_seed
 
         wanted = {entry.name for entry in fields(SamplingParams)}
-        values = {name: value for name, value in self.to_dict().items() if name in wanted}
+        values = {name: value for name, value in self.to_dict().items() if name in wanted and value is not None}
         values["logit_bias"] = {**(language_bias or {}), **(self.logit_bias or {})}  # a single token's own bias wins
         values["suppress"] = () if self.suppress is None else self.suppress
         values["seed"] = fresh_seed() if self.seed is None else self.seed

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from types import MappingProxyType
 from typing import Any
 
 from forerun.bench.http_client import Address, complaint, events
@@ -17,11 +18,13 @@ from forerun.options import GenerationOptions
 
 CONNECT_SECONDS = 600.0  # a prompt may take long to read; a server that is gone refuses at once
 LOCAL_ONLY = ("raw", "lang_bias", "suppress", "accept")  # what a request over HTTP has no field for
-SENT = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+SENT = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
 
 
 class RemoteTalker:
     """A server at an address such as http://127.0.0.1:8000, with or without /v1."""
+
+    defaults: Mapping[str, float] = MappingProxyType({"temperature": 1.0})  # OpenAI's, unless the server has its own
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self._server = Address.of(url, api_key)
@@ -48,14 +51,13 @@ class RemoteTalker:
         return RemoteReply(self._ask("POST", "/chat/completions", self._body(messages, options)))
 
     def _body(self, messages: Sequence[Message], options: GenerationOptions) -> dict[str, Any]:
-        """Temperature is always sent: a server's own default is another one than ours."""
+        """What is not set is as the server likes it."""
         defaults = GenerationOptions()
         body: dict[str, Any] = {
             "model": self.name,
             "messages": [{**message, "content": sent_content(message["content"])} for message in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
-            "temperature": options.temperature,
             "return_token_details": True,
         }
         body |= {name: getattr(options, name) for name in SENT if getattr(options, name) != getattr(defaults, name)}

@@ -71,6 +71,7 @@ class Talker(Protocol):
     """Answers conversations."""
 
     name: str
+    defaults: Mapping[str, float]  # of options that are not set
 
     def check(self, options: GenerationOptions) -> None:
         """`ForerunError` for what it cannot do."""
@@ -90,6 +91,7 @@ class LocalTalker:
         from forerun.serve.parsing.formats import format_of
 
         self.name, self._model, self._progress = name, model, progress
+        self.defaults = model.generation_defaults
         self._format = format_of(model.tokenizer)
 
     def check(self, options: GenerationOptions) -> None:
@@ -99,8 +101,8 @@ class LocalTalker:
         check_kind(self.name, self._model.media, kind)
 
     def answer(self, messages: Sequence[Message], options: GenerationOptions) -> LocalReply:
-        given = replace(options, system=None, raw=False).to_dict()  # a system message is one of the messages
-        generation = self._model.start(list(messages), progress=self._progress, **given)
+        options = replace(options.with_defaults(self.defaults), system=None, raw=False)  # system is a message here
+        generation = self._model.start(list(messages), progress=self._progress, **options.to_dict())
         return LocalReply(generation, self._parser(messages))
 
     def _parser(self, messages: Sequence[Message]) -> AnswerParser:

@@ -57,7 +57,7 @@ def generate(
     if as_json:
         _print_json(response)
     rejection = options.accept == "rejection"
-    _report(response, model, quiet=quiet or as_json, sampled=options.temperature > 0, rejection=rejection)
+    _report(response, model, quiet=quiet or as_json, sampled=bool(options.temperature), rejection=rejection)
     if explain:
         print_explanation(response)
     if not finished:

@@ -35,7 +35,7 @@ class LoadedModel:
     context: int  # tokens of prompt and answer together
     vocab: int
     stop_ids: frozenset[int] = frozenset()
-    generation_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)  # the model's and the server's own
     about: Mapping[str, Any] = field(default_factory=dict)  # for /props: device, drafters, memory
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -75,7 +75,7 @@ def loaded_model(model: LanguageModel, settings: ServeSettings) -> LoadedModel:
         context=engine.context,
         vocab=engine.vocab,
         stop_ids=model.stop_ids,
-        generation_defaults=model.generation_defaults,
+        generation_defaults={**model.generation_defaults, **settings.sampling_defaults},
         about={
             "device": str(model.machine.device),
             "guaranteed": model.probe.guaranteed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -10,7 +10,8 @@ def _about(topic: str, help: str, **more: Any) -> dict[str, Any]:
     return {"topic": topic, "help": help, **more}
 
 
-NETWORK, LIMITS, ENGINE = "Network", "Limits", "Engine"
+NETWORK, LIMITS, ENGINE, SAMPLING = "Network", "Limits", "Engine", "Sampling of requests that do not say"
+DEFAULT = "default_"  # in front of the names of sampling options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,21 @@ class ServeSettings:
     reasoning_parser: str = field(
         default="auto", metadata=_about(ENGINE, "How it marks its thinking: auto, none, think, gemma4 or mistral.")
     )
+    default_temperature: float | None = field(
+        default=None, metadata=_about(SAMPLING, "Default: the model's, else OpenAI's 1.")
+    )
+    default_top_p: float | None = field(default=None, metadata=_about(SAMPLING, "Default: the model's, else 1."))
+    default_top_k: int | None = field(default=None, metadata=_about(SAMPLING, "Default: the model's, else 0: all."))
+    default_min_p: float | None = field(default=None, metadata=_about(SAMPLING, "Default: the model's, else 0."))
+    default_repetition_penalty: float | None = field(
+        default=None, metadata=_about(SAMPLING, "Default: the model's, else 1.")
+    )
+    default_presence_penalty: float | None = field(
+        default=None, metadata=_about(SAMPLING, "Default: the model's, else 0.")
+    )
+    default_frequency_penalty: float | None = field(
+        default=None, metadata=_about(SAMPLING, "Default: the model's, else 0.")
+    )
     max_queue: int = field(default=256, metadata=_about(LIMITS, "Answers that may wait; more get 429."))
     queue_timeout: float = field(default=120.0, metadata=_about(LIMITS, "Seconds a request may wait for its turn."))
     request_timeout: float = field(default=3600.0, metadata=_about(LIMITS, "Seconds a request may take in all."))
@@ -53,3 +69,11 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "host", self.host.strip("[]"))  # an IPv6 address as URLs write it
+
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """Those that are set, by the names of the options."""
+        given = {
+            e.name.removeprefix(DEFAULT): getattr(self, e.name) for e in fields(self) if e.name.startswith(DEFAULT)
+        }
+        return {name: value for name, value in given.items() if value is not None}

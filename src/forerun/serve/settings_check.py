@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from forerun.errors import ForerunError
 from forerun.serve.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
-from forerun.serve.settings import ServeSettings
+from forerun.serve.settings import DEFAULT, ServeSettings
 from forerun.text.stops import MAX_STOPS
 
 PARSERS = {"tool_parser": TOOL_PARSERS, "reasoning_parser": REASONING_PARSERS}
@@ -21,6 +21,9 @@ def check_settings(settings: ServeSettings) -> None:
         raise ForerunError(f"--port {settings.port}: give a number from 0 (any free one) to 65535")
     for name, value in asdict(settings).items():
         flag = f"--{name.replace('_', '-')} {value}"
+        if name.startswith(DEFAULT):
+            _check_sampling(name.removeprefix(DEFAULT), value, flag)
+            continue
         if type(value) is int and name != "port" and value < 1:  # bool is an int, too
             raise ForerunError(f"{flag}: give a whole number from 1 up")
         if isinstance(value, float) and not 0 < value < math.inf:
@@ -39,6 +42,18 @@ def check_settings(settings: ServeSettings) -> None:
             f"--host {settings.host} can be reached by others: set a key with --api-key or FORERUN_API_KEY, "
             "or listen on 127.0.0.1"
         )
+
+
+def _check_sampling(name: str, value: float | None, flag: str) -> None:
+    """As the sampler does, under the flag's name."""
+    if value is None:
+        return
+    from forerun.sample.parameters import SamplingParams
+
+    try:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    except ForerunError as error:
+        raise ForerunError(f"{flag}: {error}") from error
 
 
 def free_port(host: str, port: int) -> int:

@@ -24,7 +24,7 @@ from forerun.weights.gguf_header import read_header
 from forerun.weights.gguf_tensors import converted_bytes, read_rope_factors, write_tensors
 from forerun.weights.gguf_tokenizer import generation_config, write_tokenizer
 
-FORMAT = 4  # raise it when the conversion changes, and every cached folder is made again
+FORMAT = 5  # raise it when the conversion changes, and every cached folder is made again
 MANIFEST = "forerun.json"
 HASHED_BYTES = 2**20
 LEFTOVER = re.compile(r"\.(.+-[0-9a-f]{16})\.[^.]+")  # see `_cache_name` and `new_folder`

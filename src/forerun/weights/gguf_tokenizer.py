@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.errors import ForerunError, first_line
 from forerun.weights.folder import system_errors, write_json
+from forerun.weights.generation_config import sampling_defaults
 from forerun.weights.gguf_header import GgufHeader
 from forerun.weights.gguf_metadata import Metadata
 from forerun.weights.tokenizer import check_template
@@ -44,7 +45,7 @@ def write_tokenizer(header: GgufHeader, source: Path, folder: Path, vocab_size: 
 
 
 def generation_config(header: GgufHeader, tokenizer: Any | None) -> dict[str, Any]:
-    """The ids that end an answer: end of text, end of turn, end of message; and those that never come."""
+    """The ids that end an answer: end of text, end of turn, end of message; those that never come; how to sample."""
     metadata = Metadata(header, "")
     ends = {metadata.token("eos"), metadata.token("eot"), metadata.token("eom")} - {None}
     listed = header.metadata.get("tokenizer.ggml.suppress_tokens")
@@ -56,6 +57,7 @@ def generation_config(header: GgufHeader, tokenizer: Any | None) -> dict[str, An
         # Ids that fill the vocabulary up: Hugging Face's tokenizer does not have them, so they never come.
         never += [token for token, kind in enumerate(types if isinstance(types, tuple) else ()) if kind == UNUSED]
     config: dict[str, Any] = {"bos_token_id": metadata.token("bos"), "eos_token_id": sorted(ends)}
+    config |= sampling_defaults(header.metadata)
     return config | ({"suppress_tokens": never} if never else {})
 
 
