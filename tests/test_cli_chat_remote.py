@@ -118,6 +118,13 @@ def test_options_have_their_fields(server: FakeServer) -> None:
     assert body["max_completion_tokens"] == 5 and body["temperature"] == 0.7 and body["top_p"] == 0.9
     assert body["seed"] == 1 and body["stop"] == ["END"] and body["logit_bias"] == {"7": -1.0}
     assert body["speculative"] == {"draft": "mtp", "depth": 3} and server.keys == ["Bearer key"] * 2
+    proved = OWN | {"proof": {"identical": True, "tokens": 7}}
+    server.lines = stream_of({"choices": [], "usage": {"completion_tokens": 7}, "forerun": proved})
+    with closing(talker.answer(USER, GenerationOptions(prove=True))) as reply:
+        assert not list(reply) and reply.outcome().proof == "proved: 7 tokens identical to plain decoding"
+    assert server.bodies[-1]["speculative"] == {"draft": "auto", "prove": True}
+    with closing(talker.answer(USER, GenerationOptions(accept="rejection"))):
+        assert server.bodies[-1]["speculative"] == {"draft": "auto", "accept": "rejection"}
     for refused in (GenerationOptions(suppress=[1]), GenerationOptions(lang_bias="ja=-5")):
         with pytest.raises(ForerunError, match="cannot be sent"):
             talker.answer(USER, refused)

@@ -15,6 +15,7 @@ import forerun
 from forerun.cli.main import main
 from forerun.cli.prompt import require_unicode
 from forerun.engine.sequence import ArmUse
+from forerun.proof import Proof
 
 
 @dataclass
@@ -42,6 +43,8 @@ class FakeResponse:
     accepted_per_position: list[float] = field(default_factory=lambda: [0.667, 0.0, 0.0])
     seconds_saved: float | None = 0.25
     warnings: list[str] = field(default_factory=list)
+    accept: str = "coupled"
+    proof: Proof | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -155,9 +158,10 @@ def test_defaults_are_the_documented_ones(library: FakeLibrary) -> None:
         "head": "auto", "assistant_position": "n-1",
     }  # fmt: skip
     assert library.options == {
-        "system": None, "raw": False, "max_tokens": None, "temperature": None, "top_p": None, "top_k": None, "min_p": None,
-        "repetition_penalty": None, "presence_penalty": None, "frequency_penalty": None, "logit_bias": None,
-        "lang_bias": None, "suppress": None, "stop": None, "seed": None, "draft": "auto", "draft_tokens": "auto",
+        "system": None, "raw": False, "max_tokens": None, "temperature": None, "top_p": None, "top_k": None,
+        "min_p": None, "repetition_penalty": None, "presence_penalty": None, "frequency_penalty": None,
+        "logit_bias": None, "lang_bias": None, "suppress": None, "stop": None, "seed": None, "draft": "auto",
+        "draft_tokens": "auto", "prove": False,
         "accept": "coupled", "images": None, "videos": None, "audio": None,
     }  # fmt: skip
 
@@ -183,7 +187,7 @@ def test_every_flag_reaches_the_library(library: FakeLibrary, tmp_path: Path) ->
         "system": "Be", "raw": False, "max_tokens": 7, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
         "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3,
         "logit_bias": {5: -2.0, 7: 1.5, 9: 3.0}, "lang_bias": "ja=-inf,zh=-5", "suppress": frozenset({1, 2, 3}),
-        "stop": ["END", "###"], "seed": 12, "draft": "model", "draft_tokens": 4, "accept": "rejection",
+        "stop": ["END", "###"], "seed": 12, "draft": "model", "draft_tokens": 4, "accept": "rejection", "prove": False,
         "images": [f"{tmp_path}/a.png", f"{tmp_path}/b.png"], "videos": [f"{tmp_path}/c.mp4"],
         "audio": [f"{tmp_path}/d.wav"],
     }  # fmt: skip

@@ -217,10 +217,8 @@ def test_mistakes_elsewhere_are_one_line(
     assert "--served-name is empty" in refuse(["--served-name", ""], capsys, server)
     for number in ("nan", "inf", "-1", "0"):
         assert f"--ping {float(number)}" in refuse(["--ping", number], capsys, server)
-    assert "--default-temperature -0.5: temperature must be" in refuse(
-        ["--default-temperature", "-0.5"], capsys, server
-    )
-    assert "--default-top-p 2.0: top_p must be" in refuse(["--default-top-p", "2"], capsys, server)
+    for flag, value in (("--default-temperature", "-0.5"), ("--default-top-p", "2.0"), ("--default-top-k", "-1")):
+        assert f"{flag} {value}: {flag[10:].replace('-', '_')} must be" in refuse([flag, value], capsys, server)
     assert "one of auto, none, hermes" in refuse(["--tool-parser", "x"], capsys, server)
     assert "one of auto, none, think" in refuse(["--reasoning-parser", "x"], capsys, server)
     assert "printable" in refuse(["--api-key", "a b"], capsys, server)

@@ -76,17 +76,25 @@ class GenerationOptions:
     accept: AcceptChoice = field(
         default="coupled", metadata=_about(SPECULATION, "coupled: same text per seed; rejection: same distribution.")
     )
+    prove: bool = field(
+        default=False, metadata=_about(SPECULATION, "Decode again without drafts, and compare.", flag="--prove")
+    )
 
     def __post_init__(self) -> None:
         for name in ("system", "lang_bias"):
             _require(name, "text", getattr(self, name), isinstance(getattr(self, name), str | None))
-        _require("raw", "True or False", self.raw, isinstance(self.raw, bool))
+        for name in ("raw", "prove"):
+            _require(name, "True or False", getattr(self, name), isinstance(getattr(self, name), bool))
         _require("logit_bias", "biases by token id", self.logit_bias, isinstance(self.logit_bias, Mapping | None))
         _require("suppress", "several token ids", self.suppress, _is_several(self.suppress))
         texts = isinstance(self.stop, str) or (_is_several(self.stop) and all(isinstance(t, str) for t in self.stops))
         _require("stop", "a text or several", self.stop, texts)
         object.__setattr__(self, "max_tokens", whole_number("max_tokens", self.max_tokens))
         object.__setattr__(self, "draft_tokens", whole_number("draft_tokens", self.draft_tokens, "auto"))
+        if self.prove and self.accept == "rejection":
+            raise ForerunError(
+                "rejection keeps the distribution and not the tokens, so there is nothing to prove: drop one of them"
+            )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> GenerationOptions:

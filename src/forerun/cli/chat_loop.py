@@ -137,6 +137,8 @@ class ChatLoop:
         session.totals.add(outcome)
         told = outcome_line(outcome, sampled=session.sampled)
         self._note(("stopped · " if self._pressed else "") + told)
+        if outcome.proof is not None:
+            self._notes.print(outcome.proof, markup=False, highlight=False, soft_wrap=True)
         if session.colour:
             self._legend([arm for arm in arms if arm])
         for warning in outcome.warnings:

@@ -17,7 +17,8 @@ from forerun.media.parts import Kind
 from forerun.options import GenerationOptions
 
 CONNECT_SECONDS = 600.0  # a prompt may take long to read; a server that is gone refuses at once
-LOCAL_ONLY = ("raw", "lang_bias", "suppress", "accept")  # what a request over HTTP has no field for
+LOCAL_ONLY = ("raw", "lang_bias", "suppress")  # what a request over HTTP has no field for
+SPECULATIVE = ("draft", "draft_tokens", "accept", "prove")
 SENT = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
 
 
@@ -67,9 +68,11 @@ class RemoteTalker:
             body["stop"] = list(options.stops)
         if options.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in options.logit_bias.items()}
-        if (options.draft, options.draft_tokens) != (defaults.draft, defaults.draft_tokens):
+        wishes = {name: getattr(options, name) for name in SPECULATIVE}
+        if wishes != {name: getattr(defaults, name) for name in SPECULATIVE}:
             depth = {} if options.draft_tokens == "auto" else {"depth": options.draft_tokens}
-            body["speculative"] = {"draft": options.draft, **depth}
+            changed = {name: wishes[name] for name in ("accept", "prove") if wishes[name] != getattr(defaults, name)}
+            body["speculative"] = {"draft": options.draft, **depth, **changed}
         return body
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HTTPResponse:
@@ -123,10 +126,18 @@ class RemoteReply:
             guaranteed=own.get("guaranteed"),
             length=self._cut,
             warnings=own.get("warnings", []),
+            proof=proof_line(own["proof"]) if own.get("proof") else None,
         )
 
     def close(self) -> None:
         self._response.close()  # the server notices and stops the work
+
+
+def proof_line(sent: Mapping[str, Any]) -> str:
+    """As for an answer of this process."""
+    from forerun.proof import Proof
+
+    return Proof(**sent).line()
 
 
 def pieces(choice: Mapping[str, Any]) -> Iterator[Piece]:

@@ -42,6 +42,7 @@ class Outcome:
     guaranteed: bool | None = None
     length: bool = False  # the limit on tokens ended it
     warnings: Sequence[str] = field(default_factory=list)
+    proof: str | None = None  # in a line, where it was asked for
 
 
 def saved_seconds(seconds: float) -> str:
@@ -146,6 +147,7 @@ class LocalReply:
             guaranteed=response.guaranteed,
             length=response.finish_reason == "length",
             warnings=response.warnings,
+            proof=None if response.proof is None else response.proof.line(),
         )
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from forerun.options import AcceptChoice
 from forerun.serve.sent_media import SentMedia
 
 OutputKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
@@ -68,6 +69,8 @@ class Speculation:
 
     draft: str = "auto"  # auto, off, or an arm's name
     depth: int | None = None
+    accept: AcceptChoice = "coupled"
+    prove: bool = False  # decode the answer again without drafts, and compare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,11 @@ class GenerationWish:
     logprobs: int | None = None  # None: none; 0: of the tokens chosen; k: of the k likeliest as well
     speculation: Speculation = field(default_factory=Speculation)
     output: OutputFormat | None = None
+
+    @property
+    def decodings(self) -> int:
+        """Of the choices, and once more of each where they are to be proved."""
+        return 2 * self.n if self.speculation.prove else self.n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, FiniteFloat, StringConstraints, model_validator
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
+from forerun.options import AcceptChoice
 from forerun.serve.chat_job import GenerationWish, SamplingWish, Speculation, Thinking
 from forerun.serve.effort import switched
 from forerun.serve.errors import bad_request
@@ -26,10 +27,12 @@ StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_
 
 
 class SpeculativeWish(Strict):
-    """Who drafts, and how far."""
+    """Who drafts, how far, how drafts are checked, and whether the answer is decoded again without them."""
 
     draft: str = "auto"
     depth: int | None = Field(default=None, ge=0, le=MAX_DEPTH)
+    accept: AcceptChoice = "coupled"
+    prove: bool = False
 
 
 class SamplingFields(Strict):
@@ -105,4 +108,7 @@ def speculation(value: bool | int | str | SpeculativeWish | None) -> Speculation
         raise bad_request(f"'speculative' must be a depth or one of {names}, not '{wish.draft}'.", "speculative")
     if wish.draft == "off" and wish.depth:
         raise bad_request("'speculative' is off, so it has no depth.", "speculative.depth")
-    return Speculation(wish.draft, wish.depth)
+    if wish.prove and wish.accept == "rejection":
+        message = "'rejection' keeps the distribution and not the tokens, so there is nothing to 'prove': drop one."
+        raise bad_request(message, "speculative.prove")
+    return Speculation(wish.draft, wish.depth, wish.accept, wish.prove)
