@@ -16,6 +16,7 @@ from forerun.serve.error_bodies import CatchAll, add_error_handlers
 from forerun.serve.model_service import ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.request_ids import RequestIds
+from forerun.serve.request_log import RequestLog
 from forerun.serve.routes import completions, messages, models, page, responses, service, tokens
 from forerun.serve.security import Guard
 from forerun.serve.settings import ServeSettings
@@ -55,6 +56,7 @@ def create_app(
     app.add_middleware(CatchAll)
     app.add_middleware(BodyLimit, limit=settings.max_body)
     app.add_middleware(Guard, settings=settings, open_paths=(*OPEN_PATHS, *files))
+    app.add_middleware(RequestLog)
     app.add_middleware(RequestIds)
     app.state.models, app.state.chats = model_service, chats
     return app

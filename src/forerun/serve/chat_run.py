@@ -7,6 +7,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
 
 from forerun.proof import Proof
 from forerun.serve.chat_events import ChatEvent, Delta, Finished, Summary, Usage
@@ -16,6 +17,7 @@ from forerun.serve.engine_client import Ended
 from forerun.serve.generation import PromptToRun, make_work
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.proving import Prover
+from forerun.serve.request_log import note_answer
 from forerun.serve.statistics import statistics
 
 
@@ -33,6 +35,7 @@ class Run:
         self.id, self.created, self.model = uuid.uuid4().hex, int(time.time()), model
         self.prompt_tokens, self.choices = prompt_tokens, choices
         self._warnings, self._prover = warnings, prover
+        self._failed = False
 
     async def __aiter__(self) -> AsyncIterator[ChatEvent]:
         events = self.choices[0].events() if len(self.choices) == 1 else _merged(self.choices)
@@ -43,6 +46,9 @@ class Run:
             ended = [choice.ended for choice in self.choices if choice.ended is not None]
             proof = None if self._prover is None else await self._prover.prove(ended)
             yield self._summary(ended, proof)
+        except Exception:
+            self._failed = True
+            raise
         finally:
             await asyncio.shield(asyncio.ensure_future(self.close()))
 
@@ -53,13 +59,33 @@ class Run:
         if self._prover is not None:
             await self._prover.close()
 
-    def _summary(self, ended: Sequence[Ended], proof: Proof | None) -> Summary:
-        usage = Usage(
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage(
             prompt=self.prompt_tokens,
-            completion=sum(end.response.completion_tokens for end in ended),
+            completion=sum(choice.progress.tokens for choice in self.choices),
             reasoning=sum(choice.reasoning_tokens for choice in self.choices),
         )
-        return Summary(usage, statistics(ended, self.prompt_tokens, self._warnings, proof))
+
+    def figures(self, began: float) -> dict[str, Any]:
+        """For the log."""
+        usage, steps = self.usage, [choice.progress for choice in self.choices]
+        rounds, begun = sum(step.rounds for step in steps), [step.first for step in steps if step.first is not None]
+        rates = [c.ended.response.tokens_per_second if c.ended else c.progress.tokens_per_second for c in self.choices]
+        unfinished = "error" if self._failed else "cancelled"
+        return {
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": usage.completion,
+            "cached_tokens": usage.cached,
+            "first_token_seconds": min(begun) - began if begun else None,
+            "tokens_per_second": sum(rates) or None,
+            "tokens_per_round": 1 + sum(step.accepted for step in steps) / rounds if rounds else None,
+            "finish_reason": ",".join(dict.fromkeys(choice.finish or unfinished for choice in self.choices)),
+        }
+
+    def _summary(self, ended: Sequence[Ended], proof: Proof | None) -> Summary:
+        return Summary(self.usage, statistics(ended, self.prompt_tokens, self._warnings, proof))
 
 
 async def start_run(
@@ -82,7 +108,9 @@ async def start_run(
     prover = None
     if plain:
         prover = Prover(models.engine, models.name, model.token_bytes, [one for _, one in work], plain)
-    return Run(models.name, sum(len(prompt.ids) for prompt in prompts), choices, warnings, prover)
+    run = Run(models.name, sum(len(prompt.ids) for prompt in prompts), choices, warnings, prover)
+    note_answer(run)
+    return run
 
 
 async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Delta | Finished, None]:

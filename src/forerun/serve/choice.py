@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from forerun.engine.sequence import Emission, Logprob, TextSink
 from forerun.serve.chat_events import Delta, Finished, TokenInfo, ToolCallDelta
@@ -16,6 +18,30 @@ from forerun.text.token_bytes import TokenBytes
 
 SOURCES = {"": "model", "model": "draft model"}  # clients know the model by that name, not the smaller one that drafts
 Saying = tuple[Piece, list[str], list[TokenInfo]]  # of neighbouring pieces: the first, all their texts, their tokens
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an answer has come."""
+
+    tokens: int = 0
+    accepted: int = 0  # of them, that were drafted
+    rounds: int = 0
+    first: float | None = None  # when the first of them came
+    latest: float = 0.0
+
+    def add(self, emissions: Sequence[Emission]) -> None:
+        """What came just now."""
+        self.latest = time.perf_counter()
+        self.first = self.latest if self.first is None else self.first
+        self.tokens += len(emissions)
+        self.accepted += sum(emission.from_draft for emission in emissions)
+        self.rounds = emissions[-1].round
+
+    @property
+    def tokens_per_second(self) -> float:
+        took = 0.0 if self.first is None else self.latest - self.first
+        return (self.tokens - 1) / took if took else 0.0
 
 
 class Choice:
@@ -39,6 +65,7 @@ class Choice:
         self._silent: list[TokenInfo] = []  # tokens since the last piece
         self.reasoning_tokens = 0
         self.ended: Ended | None = None
+        self.progress, self.finish = Progress(), ""
 
     async def events(self) -> AsyncGenerator[Delta | Finished, None]:
         """What it says, and that it is over."""
@@ -52,13 +79,16 @@ class Choice:
                 yield delta
             if item.reason == "cancelled":
                 break
-            yield self._finished(item)
+            finished = self._finished(item)
+            self.finish = finished.reason
+            yield finished
             return
         raise ApiError(503, "The answer was stopped before its end.")
 
     def _read(self, emissions: Sequence[Emission]) -> Iterator[Delta]:
         """What one round said."""
         said: list[Saying] = []
+        self.progress.add(emissions)
         for emission in emissions:
             self._silent.append(self._info(emission))
             self._add(said, self._parser.push(emission.text))

@@ -50,7 +50,8 @@ class EngineRoom:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is theirs
             for answer in answers:
                 self.release(answer)
-            self._hand_over([(answer, (), client_error(error)) for answer in answers])
+            failure = client_error(error, answers[0].work.request.name)
+            self._hand_over([(answer, (), failure) for answer in answers])
 
     def release(self, answer: LocalAnswer, reason: str = "abort") -> None:
         """Its reader wants no more, or it has ended: free all it holds. Safe any number of times."""
@@ -134,7 +135,7 @@ class EngineRoom:
         except DeviceLost:
             raise
         except Exception as error:  # noqa: BLE001 - it is this answer's alone
-            return client_error(error)
+            return client_error(error, sequence.request.name)
         finally:
             self.release(answer, reason)
 
@@ -172,7 +173,7 @@ def hand_out(entries: list[HandOver]) -> None:
         answer.give(emissions, last)
 
 
-def client_error(error: Exception) -> Exception:
+def client_error(error: Exception, request: str = "") -> Exception:
     """What a client may know of it. Lines of our own say what to do; others may name files and addresses."""
     if isinstance(error, ApiError):
         return error
@@ -181,7 +182,7 @@ def client_error(error: Exception) -> Exception:
     if isinstance(error, RowError | ForerunError):
         ruled_out = isinstance(error, RowError) and "ruled out" in str(error)
         return ApiError(400 if ruled_out else 500, str(error), code="generation_failed")
-    log.error("a request failed", exc_info=error)
+    log.error("a request failed", exc_info=error, extra={"request": request})
     if out_of_memory(error):
         return ApiError(503, "out of memory: send a shorter prompt, or try again later", code="out_of_memory")
     return ApiError(500, f"the engine failed on this request ({type(error).__name__})", code="generation_failed")

@@ -19,6 +19,7 @@ from forerun.serve.engine_client import Work
 from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.model_service import LoadedModel
 from forerun.serve.parsing.pieces import AnswerParser, PlainText
+from forerun.serve.request_log import current_id
 from forerun.serve.settings import ServeSettings
 from forerun.text.answer import AnswerText
 
@@ -113,6 +114,7 @@ def _request(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, samp
         draft=draft,
         draft_tokens=wish.speculation.depth,
         accept=wish.speculation.accept,
+        name=current_id(),
         kind=kind_of(prompt.ids if prompt.written is None else prompt.written, prompt.text) if draft == "auto" else "",
         logprobs=wish.logprobs,
         prompt_logprobs=prompt.logprobs,
