@@ -123,7 +123,7 @@ class RemoteReply:
             tokens_per_round=own.get("tokens_per_round"),
             seconds_saved=own.get("seconds_saved"),
             seed=own.get("seed"),
-            guaranteed=own.get("guaranteed"),
+            guaranteed=None if own.get("accept") == "rejection" else own.get("guaranteed"),
             length=self._cut,
             warnings=own.get("warnings", []),
             proof=proof_line(own["proof"]) if own.get("proof") else None,

@@ -144,7 +144,7 @@ class LocalReply:
             tokens_per_round=response.tokens_per_round if response.rounds else None,
             seconds_saved=response.seconds_saved,
             seed=response.seed,
-            guaranteed=response.guaranteed,
+            guaranteed=None if response.accept == "rejection" else response.guaranteed,  # nothing was promised
             length=response.finish_reason == "length",
             warnings=response.warnings,
             proof=None if response.proof is None else response.proof.line(),
