@@ -65,7 +65,7 @@ def test_a_difference_is_a_report_to_copy(page: Page) -> None:
     page.server.scripts["count"].proof = {"identical": False, "tokens": 3, "index": 3, "report": REPORT}
     prove(page)
     page.wait(lambda: REPORT in page.text(".problem"))
-    assert page.all("[aria-label='Copy this report']") and not page.all(".proved")
+    assert page.all("[aria-label='Copy this report']") and not page.all(".exact")
 
 
 def test_what_cannot_be_proved_is_said(page: Page) -> None:

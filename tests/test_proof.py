@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,14 @@ import pytest
 from tiny import tiny_model
 
 import forerun
+from forerun.cli.chat_talkers import LocalReply, LocalTalker
 from forerun.cli.main import main
 from forerun.engine import host
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
+from forerun.options import GenerationOptions
+from forerun.progress import NullProgress
 from forerun.proof import Decoded, Proof, first_difference
 
 REPEATING = "the one and the one and the one and the "
@@ -143,3 +148,12 @@ def test_the_command_says_so(folder: Path, capsys: pytest.CaptureFixture[str], m
     assert main([*line, "--quiet"]) == 1
     assert "forerun: DIFFERENT from plain decoding: token " in capsys.readouterr().err
     assert main([*line, "--accept", "rejection"]) == 2
+
+
+def test_a_chat_says_so_and_samples_as_the_models_makers_recommend(model: LanguageModel) -> None:
+    talker = LocalTalker(replace(model, generation_defaults={"temperature": 0.9, "top_k": 5}), "tiny", NullProgress())
+    options = GenerationOptions(max_tokens=8, seed=2, prove=True)
+    with closing(talker.answer([{"role": "user", "content": REPEATING}], options)) as reply:
+        assert list(reply)
+        assert isinstance(reply, LocalReply) and reply._generation.sequence.request.sampling.top_k == 5
+        assert reply.outcome().proof == "proved: 8 tokens identical to plain decoding"

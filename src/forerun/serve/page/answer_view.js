@@ -128,7 +128,7 @@ export class AnswerView {
       el(
         "div",
         { class: "figures", title: answerDetails(node.statistics) },
-        answerFigures(node.statistics),
+        answerFigures(node.statistics, node.proof),
         proofFigure(chat, node),
       );
     this.foot.replaceChildren(tools, ...(figures ? [figures] : []));
