@@ -33,7 +33,7 @@ class Proof:
     index: int | None = None
     token: dict[str, Any] | None = None  # id and text; None: the answer ended there
     plain: dict[str, Any] | None = None  # of plain decoding
-    report: str | None = None  # one line for whoever has to find out why
+    report: str | None = None  # the difference, the model and the settings in one line
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ export function proofNotice({ proof }) {
   return el("div", { class: "problem", role: "alert" }, icon("warning"), el("p", {}, text), copy);
 }
 
-/** For those who cannot see it. */
+/** In words, for screen readers. */
 export function proofWords(proof) {
   if (proof.tokens !== undefined) return "Proved: the same without drafts.";
   return proof.report ? "It differs without drafts." : "Not proved.";
