@@ -124,13 +124,14 @@ def test_an_answer_tells_where_its_tokens_came_from(target: Decoder) -> None:
 
 
 def test_choices_are_queued_together_or_not_at_all(target: Decoder) -> None:
-    good, bad = request([5, 6, 7], max_tokens=4), request([5] * 60, max_tokens=100)
+    good, bad = request([5, 6, 7], max_tokens=4), request([5] * 120, max_tokens=1)
 
     async def main() -> None:
         async with serving(language_model(target, pages=15)) as local:
             with pytest.raises(ApiError) as refused:
                 await local.start([work(good), work(bad)])
-            assert refused.value.status == 400 and "the cache has" in refused.value.message
+            assert refused.value.status == 400 and refused.value.code == "context_length_exceeded"
+            assert refused.value.facts == {"n_prompt_tokens": 120, "n_ctx": 120}, "what the cache holds"
             await settled(local)
             assert local.state().running == local.state().waiting == 0
             answers = await local.start([work(good), work(good)])

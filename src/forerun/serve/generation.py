@@ -103,12 +103,11 @@ def stop_ids_of(model: LoadedModel, wish: GenerationWish) -> frozenset[int]:
 
 
 def _request(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, sampling: SamplingParams) -> Request:
-    room = model.context - len(prompt.ids)
     draft = wish.speculation.draft
     return Request(
         prompt=tuple(prompt.ids),
         sampling=sampling,
-        max_tokens=room if wish.max_tokens is None else min(wish.max_tokens, room),
+        max_tokens=wish.max_tokens,
         stop_strings=tuple(wish.stop),
         stop_ids=stop_ids_of(model, wish),
         draft=draft,

@@ -32,7 +32,7 @@ class LoadedModel:
     """What a request needs of a model that is ready."""
 
     tokenizer: Any
-    context: int  # tokens of prompt and answer together
+    context: int  # tokens of prompt and answer together, as far as the cache holds them
     vocab: int
     stop_ids: frozenset[int] = frozenset()
     generation_defaults: Mapping[str, float] = field(default_factory=dict)  # the model's and the server's own
@@ -72,7 +72,7 @@ def loaded_model(model: LanguageModel, settings: ServeSettings) -> LoadedModel:
     engine = model.engine
     return LoadedModel(
         tokenizer=model.tokenizer,
-        context=engine.context,
+        context=engine.longest,
         vocab=engine.vocab,
         stop_ids=model.stop_ids,
         generation_defaults={**model.generation_defaults, **settings.sampling_defaults},
@@ -80,6 +80,7 @@ def loaded_model(model: LanguageModel, settings: ServeSettings) -> LoadedModel:
             "device": str(model.machine.device),
             "guaranteed": model.probe.guaranteed,
             "drafters": [name for name in SERVED if name in engine.drafters],
+            "cache_tokens": engine.pool.count * engine.pool.page,
         },
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
