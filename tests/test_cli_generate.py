@@ -154,7 +154,7 @@ def test_defaults_are_the_documented_ones(library: FakeLibrary) -> None:
         task.advance()
     assert library.model == "smollm2" and library.prompt == "Hi"
     assert library.loading == {
-        "device": "auto", "dtype": "auto", "quantize": "auto", "max_context": None, "draft_model": None,
+        "device": "auto", "dtype": "auto", "quantize": "auto", "max_context": None, "memory": None, "draft_model": None,
         "head": "auto", "assistant_position": "n-1",
     }  # fmt: skip
     assert library.options == {
@@ -174,14 +174,14 @@ def test_every_flag_reaches_the_library(library: FakeLibrary, tmp_path: Path) ->
         " --repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 5=-2,7=1.5"
         " --logit-bias 9=3 --lang-bias ja=-inf,zh=-5 --suppress 1,2 --suppress 3 --stop END --stop ### --seed 12"
         " --draft model --draft-model small --draft-tokens 4 --accept rejection --device cuda --dtype bfloat16"
-        " --quantize none --max-context 512 --quiet"
+        " --quantize none --max-context 512 --memory 0.5 --quiet"
         f" --image {tmp_path}/a.png --image {tmp_path}/b.png --video {tmp_path}/c.mp4 --audio {tmp_path}/d.wav"
     )
     assert run(line) == 0
     del library.loading["progress"], library.options["progress"]
     assert library.loading == {
-        "device": "cuda", "dtype": "bfloat16", "quantize": "none", "max_context": 512, "draft_model": "small",
-        "head": "auto", "assistant_position": "n-1",
+        "device": "cuda", "dtype": "bfloat16", "quantize": "none", "max_context": 512, "memory": "0.5",
+        "draft_model": "small", "head": "auto", "assistant_position": "n-1",
     }  # fmt: skip
     assert library.options == {
         "system": "Be", "raw": False, "max_tokens": 7, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
@@ -356,6 +356,8 @@ def test_unreadable_prompts_are_refused(
         ("--max-tokens 0", "--max-tokens 0"),
         ("-n -4", "--max-tokens -4"),
         ("--max-context 0", "--max-context 0"),
+        ("--memory 1.5", "a share of what is free (0.5) or bytes (512M, 6G), not '1.5'"),
+        ("--memory much", "not 'much'"),
         ("--logit-bias 5", "ID=BIAS"),
         ("--logit-bias 5=", "ID=BIAS"),
         ("--logit-bias x=1", "ID=BIAS"),

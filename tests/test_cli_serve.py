@@ -152,6 +152,22 @@ def test_the_models_own_options_reach_the_loader(server: FakeServer, monkeypatch
     assert server.model == "other"
 
 
+def test_memory_for_the_cache_can_be_set_in_all_three_ways(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path, 'memory = "6G"\n')
+    for argv, wanted in ((["--config", file], "6G"), (["--config", file, "--memory", "0.5"], "0.5")):
+        assert main(["serve", *argv]) == 0
+        assert server.loading["memory"] == wanted
+        assert ["memory", wanted] in [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    monkeypatch.setenv("FORERUN_MEMORY", "512M")
+    assert main(["serve"]) == 0
+    assert server.loading["memory"] == "512M"
+    server.model = server.settings = None
+    capsys.readouterr()
+    assert "bytes (512M, 6G), not '-3'" in refuse(["--memory", "-3"], capsys, server)
+
+
 def test_keys_are_never_shown(
     server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
