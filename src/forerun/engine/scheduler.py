@@ -137,7 +137,7 @@ class Scheduler:
             self.preemptions += 1
             if youngest is sequence:
                 return False
-        # A device that runs rounds ahead stops for whoever grows. While all could do the same, it is for many tokens.
+        # A device that runs rounds ahead stops when a sequence grows: it takes many pages while all could do the same.
         stride = self._at_most(tokens + DEFAULT_ANSWER)
         if self.pool.free >= sequence.cache.missing(stride) * len(self.active):
             tokens = max(tokens, stride)
