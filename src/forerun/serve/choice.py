@@ -75,7 +75,7 @@ class Choice:
                     yield delta
                 continue
             self.ended = item
-            for delta in self._tail(item.tail):
+            for delta in self._tail(item.tail, cut=item.reason == "length"):
                 yield delta
             if item.reason == "cancelled":
                 break
@@ -94,10 +94,10 @@ class Choice:
             self._add(said, self._parser.push(emission.text))
         return filter(None, map(self._delta, said))
 
-    def _tail(self, tail: str) -> Iterator[Delta]:
+    def _tail(self, tail: str, *, cut: bool) -> Iterator[Delta]:
         """What was held back."""
         said: list[Saying] = []
-        self._add(said, self._parser.push(tail) + self._parser.finish())
+        self._add(said, self._parser.push(tail) + self._parser.finish(cut=cut))
         yield from filter(None, map(self._delta, said))
         if self._silent:
             yield Delta(self._index, tokens=self._silent)
