@@ -111,6 +111,7 @@ def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
         tools=tools or None,
         template_options=options,
         continue_last=job.continue_last,
+        new_turn=job.new_turn,
         seconds=seconds,
     )
 

@@ -30,6 +30,9 @@ class ServeSettings:
         default=(), metadata=_about(NETWORK, "Web pages that may call the server (CORS); default: its own only.")
     )
     served_name: str | None = field(default=None, metadata=_about(NETWORK, "Name of the model for clients."))
+    strict_fields: bool = field(
+        default=False, metadata=_about(NETWORK, "Refuse fields that are not known even where they change nothing.")
+    )
     page: bool = field(default=True, metadata=_about(NETWORK, "Serve the web page."))
     max_running: int = field(default=64, metadata=_about(ENGINE, "Answers in the making at once."))
     tool_parser: str = field(

@@ -45,7 +45,7 @@ class MessagesEncoder(Encoder):
         elif isinstance(event, Finished):
             yield from self._close()
             self._ending = _ending(event)
-        else:
+        elif isinstance(event, Summary):
             yield from self._end(event)
 
     def failed(self, error: ApiError) -> Json:

@@ -61,7 +61,7 @@ class ResponsesEncoder(Encoder):
         elif isinstance(event, Finished):
             self._reason = event.reason
             yield from self._close("incomplete" if event.reason == "length" else "completed")
-        else:
+        elif isinstance(event, Summary):
             yield self._end(event)
 
     def _delta(self, delta: Delta) -> Iterator[Json]:

@@ -16,6 +16,7 @@ from forerun.serve.dialects.conversation import (
     only_users_show,
     unreadable,
 )
+from forerun.serve.dialects.fields import limit
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.responses_request import (
     AllowedTools,
@@ -109,7 +110,9 @@ def _wish(request: Prompt) -> GenerationWish:
     if not isinstance(request, ResponsesRequest):
         return request.wish(output=output)
     logprobs = _logprobs(request)
-    return request.wish(max_tokens=request.max_output_tokens, stop=request.stop, logprobs=logprobs, output=output)
+    return request.wish(
+        max_tokens=limit(request.max_output_tokens), stop=request.stop, logprobs=logprobs, output=output
+    )
 
 
 def _logprobs(request: ResponsesRequest) -> int | None:

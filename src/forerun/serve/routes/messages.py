@@ -23,9 +23,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
     @routes.post("/v1/messages", response_model=None)
     async def create(body: MessagesRequest, request: Request) -> Response:
         """An answer in the form of the Messages API, whole or as events."""
-        _check_fields(body, request)
-        notes = Notes()
-        notes.model(body.model, service.model)
+        notes = _notes(body, request)
         run = await start(request, service, make_job(body, notes))
         encoder = MessagesEncoder(run, request_id(request.scope))
         return await respond(request, run, encoder, notes.headers(), stream=body.stream, ping=settings.ping)
@@ -33,17 +31,18 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
     @routes.post("/v1/messages/count_tokens", response_model=None)
     async def count(body: CountRequest, request: Request) -> Response:
         """How many tokens such a request has, template and tools included."""
-        _check_fields(body, request)
-        notes = Notes()
-        notes.model(body.model, service.model)
+        notes = _notes(body, request)
         count = await service.count_tokens(make_job(body, notes))
         return JSONResponse({"input_tokens": count}, headers=notes.headers())
 
+    def _notes(body: CountRequest, request: Request) -> Notes:
+        """Fields that are not known here are errors, unless Claude Code sends them: then the warning names them."""
+        if body.model_extra and "claude-code" not in request.headers.get("anthropic-beta", ""):
+            name = next(iter(body.model_extra))
+            raise bad_request(f"'{name}' is not supported.", name, "unknown_parameter")
+        notes = Notes()
+        notes.model(body.model, service.model)
+        body.note_harmless(notes, strict=settings.strict_fields)
+        return notes
+
     return routes
-
-
-def _check_fields(body: CountRequest, request: Request) -> None:
-    """Fields that nobody here knows are errors, unless Claude Code sends them: then they are named in the warning."""
-    if body.model_extra and "claude-code" not in request.headers.get("anthropic-beta", ""):
-        name = next(iter(body.model_extra))
-        raise bad_request(f"'{name}' is not supported.", name, "unknown_parameter")
