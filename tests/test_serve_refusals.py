@@ -129,11 +129,15 @@ def test_bodies_that_are_no_request(address: str, body: str) -> None:
     assert reply.error["message"]
 
 
-def test_a_form_or_a_text_is_no_request(address: str) -> None:
-    """A web page elsewhere can send these without asking first."""
-    for kind in ("text/plain", "application/x-www-form-urlencoded"):
-        body = json.dumps({"messages": MESSAGES})
-        assert call(address, "/v1/chat/completions", body, headers={"Content-Type": kind}).status == 400
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/xml"])
+def test_a_body_is_json_whatever_it_is_called(address: str, kind: str) -> None:
+    """curl calls every body a form. A web page elsewhere could send these without asking first: it says where it is."""
+    body, headers = json.dumps({"messages": MESSAGES}), {"Content-Type": kind}
+    for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens"):
+        assert call(address, path, body, headers=headers).status == 200
+        for origin in ("https://evil.example", "null"):
+            assert call(address, path, body, headers=headers | {"Origin": origin}).status == 403
+    assert call(address, "/v1/messages", "a=b", headers=headers).status == 400
 
 
 def test_lone_surrogates_are_not_text(address: str) -> None:

@@ -231,3 +231,5 @@ def test_template_and_count(address: str) -> None:
     count = call(address, "/v1/chat/completions/input_tokens", body).json["input_tokens"]
     used = call(address, "/v1/chat/completions", body).json["usage"]["prompt_tokens"]
     assert count == used == call(address, "/tokenize", {"content": text}).json["count"]
+    unbegun = call(address, "/apply-template", body | {"add_generation_prompt": False}).json["prompt"]
+    assert unbegun == text.removesuffix("<|im_start|>assistant\n") != text

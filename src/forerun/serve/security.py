@@ -62,7 +62,7 @@ class Guard:
         origin = _only(scope, b"origin").lower()
         if not origin or origin in (f"http://{host}", f"https://{host}"):
             return None
-        if origin not in self._origins and "*" not in self._origins:
+        if not {origin, origin.partition("://")[2], _name(origin.partition("://")[2]), "*"} & self._origins:
             raise ApiError(403, "This web page may not call the server; --allowed-origins adds pages.")
         return origin
 

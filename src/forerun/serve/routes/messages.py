@@ -15,6 +15,8 @@ from forerun.serve.errors import bad_request
 from forerun.serve.request_ids import request_id
 from forerun.serve.settings import ServeSettings
 
+STATISTICS = "forerun-statistics"  # a beta that asks for what Anthropic's answers do not have
+
 
 def router(service: ChatService, settings: ServeSettings) -> APIRouter:
     """`/v1/messages` and `/v1/messages/count_tokens`."""
@@ -25,7 +27,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
         """An answer in the form of the Messages API, whole or as events."""
         notes = _notes(body, request)
         run = await start(request, service, make_job(body, notes))
-        encoder = MessagesEncoder(run, request_id(request.scope))
+        encoder = MessagesEncoder(run, request_id(request.scope), statistics=STATISTICS in _betas(request))
         return await respond(request, run, encoder, notes.headers(), stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
@@ -37,7 +39,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
 
     def _notes(body: CountRequest, request: Request) -> Notes:
         """Fields that are not known here are errors, unless Claude Code sends them: then the warning names them."""
-        if body.model_extra and "claude-code" not in request.headers.get("anthropic-beta", ""):
+        if body.model_extra and "claude-code" not in _betas(request):
             name = next(iter(body.model_extra))
             raise bad_request(f"'{name}' is not supported.", name, "unknown_parameter")
         notes = Notes()
@@ -46,3 +48,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
         return notes
 
     return routes
+
+
+def _betas(request: Request) -> str:
+    return ",".join(request.headers.getlist("anthropic-beta"))
