@@ -128,10 +128,11 @@ def test_pages_that_are_allowed_get_cors(address: str) -> None:
 def test_a_host_that_is_allowed_is_allowed_on_all_its_ports() -> None:
     settings = ServeSettings(allowed_origins=("localhost", "app.example:81", "https://one.example"))
     with live(app_for(FakeEngine(), settings)) as address:
-        for origin in ("http://localhost:3000", "https://localhost", "http://app.example:81", "https://one.example"):
+        local = ("http://localhost:3000", "https://localhost", "http://127.0.0.1:8080", "http://[::1]:3000")
+        for origin in (*local, "http://app.example:81", "https://one.example"):
             reply = call(address, "/v1/models", headers={"Origin": origin})
             assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, origin)
-        for origin in ("http://localhost.evil", "http://app.example", "http://one.example", "null", "http://[::1]"):
+        for origin in ("http://localhost.evil", "http://app.example", "http://one.example", "null", "http://[::2]"):
             assert call(address, "/v1/models", headers={"Origin": origin}).status == 403
 
 

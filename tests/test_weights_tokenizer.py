@@ -106,7 +106,7 @@ def test_templates_run_in_the_sandbox(folder: Path) -> None:
 
 
 def test_no_alarm_about_a_tokenizer_that_is_right(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """transformers takes any config that does not tell its version for an old Mistral's, where the vocabulary is large."""
+    """transformers takes any large one whose config does not tell its version for an old Mistral's."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace

@@ -31,7 +31,8 @@ class Guard:
         self._key = None if settings.api_key is None else _digest(settings.api_key.encode())
         self._hosts = LOOPBACK_NAMES | {settings.host.lower()} | {host.lower() for host in settings.allowed_hosts}
         self._any_address = settings.host in WILDCARDS
-        self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins)
+        origins = frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins)
+        self._origins = origins | LOOPBACK_NAMES if "localhost" in origins else origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
