@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from serve_fakes import FakeEngine, app_for, call, live
-from stream_rules import events_of
 
 from forerun.serve.dialects.notes import HEADER
 from forerun.serve.settings import ServeSettings
@@ -83,7 +82,8 @@ def strict() -> Iterator[str]:
 
 
 def chunks_of(stream: str) -> list[dict[str, Any]]:
-    return [json.loads(event) for event in events_of(stream)[:-1]]
+    lines = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -152,7 +152,7 @@ def test_zero_says_nothing_under_max_completion_tokens_either(address: str) -> N
     assert reply.json["usage"]["completion_tokens"] == 0
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_progress_of_the_prompt_as_llama_cpp_tells_it(address: str, path: str) -> None:
     body = ADDRESSES[path] | {"stream": True, "return_progress": True}
     chunks = chunks_of(call(address, path, body).text)
@@ -160,6 +160,8 @@ def test_progress_of_the_prompt_as_llama_cpp_tells_it(address: str, path: str) -
     total = told[0]["total"]
     assert [one["processed"] for one in told] == [0, 2, total] and all(one["cache"] == 0 for one in told)
     assert told[-1]["time_ms"] == pytest.approx(total)
+    if path == "/v1/responses":
+        assert {chunk["type"] for chunk in chunks if "prompt_progress" in chunk} == {"response.in_progress"}
     plain = call(address, path, ADDRESSES[path] | {"stream": True})
     assert "prompt_progress" not in plain.text
     whole = call(address, path, ADDRESSES[path] | {"return_progress": True})

@@ -43,6 +43,10 @@ class PromptProgress:
     read: int
     seconds: float
 
+    def body(self) -> dict[str, Any]:
+        """As llama.cpp tells it."""
+        return {"total": self.total, "cache": 0, "processed": self.read, "time_ms": self.seconds * 1000}
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:

@@ -97,6 +97,7 @@ class ResponsesRequest(Prompt):
     thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
     include: Several[str] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

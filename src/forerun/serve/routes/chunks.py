@@ -82,8 +82,7 @@ class CompletionEncoder(Encoder):
     def events(self, event: ChatEvent) -> Iterator[Json]:
         """What is said, how it ended, and the usage where it was asked for."""
         if isinstance(event, PromptProgress):
-            progress = {"total": event.total, "cache": 0, "processed": event.read, "time_ms": event.seconds * 1000}
-            yield self.chunk(event.choice, self.said_nothing()) | {"prompt_progress": progress}
+            yield self.chunk(event.choice, self.said_nothing()) | {"prompt_progress": event.body()}
         elif isinstance(event, Delta):
             # Tokens that said nothing yet wait for the next delta of their choice.
             if self.with_logprobs or self._token_details:

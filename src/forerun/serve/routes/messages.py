@@ -26,8 +26,10 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
     async def create(body: MessagesRequest, request: Request) -> Response:
         """An answer in the form of the Messages API, whole or as events."""
         notes = _notes(body, request)
-        run = await start(request, service, make_job(body, notes))
-        encoder = MessagesEncoder(run, request_id(request.scope), statistics=STATISTICS in _betas(request))
+        job = make_job(body, notes)
+        run = await start(request, service, job)
+        told = STATISTICS in _betas(request) or job.wish.speculation.prove  # a proof is part of them
+        encoder = MessagesEncoder(run, request_id(request.scope), statistics=told)
         return await respond(request, run, encoder, notes.headers(), stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
