@@ -115,17 +115,19 @@ def test_every_setting_can_be_set_in_all_three_ways(
 ) -> None:
     default = getattr(ServeSettings(), entry)
     typed, written, wanted = {
-        bool: ("false", "false", False),
+        bool: (str(not default).lower(), str(not default).lower(), not default),
         int: ("7", "7", 7),
         float: ("2.5", "2.5", 2.5),
         tuple: ("x,y", '["x", "y"]', ("x", "y")),
     }.get(type(default), ("localhost", '"localhost"', "localhost"))
     if entry.startswith("default_"):
         typed, written, wanted = "1", "1", 1
-    if entry.endswith("_parser"):
-        typed, written, wanted = "mistral", '"mistral"', "mistral"
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    words = {"tool_parser": "mistral", "reasoning_parser": "mistral", "reasoning": "low"}
+    if word := {**words, "chat_template": str(tmp_path / "own.jinja")}.get(entry):
+        typed, written, wanted = word, f'"{word}"', word
     flag = "--" + entry.replace("_", "-")
-    typing = [f"--no-{entry}"] if wanted is False else [flag, typed]
+    typing = [flag, typed] if not isinstance(default, bool) else [f"--no-{entry}" if default else flag]
     assert main(["serve", *typing]) == 0
     assert server.settings is not None and getattr(server.settings, entry) == wanted
     assert main(["serve", "--config", config(tmp_path, f"{flag[2:]} = {written}")]) == 0
@@ -230,7 +232,9 @@ def test_mistakes_elsewhere_are_one_line(
     assert "65535" in refuse(["--port", "70000"], capsys, server)
     assert "--max-running 0" in refuse(["--max-running", "0"], capsys, server)
     assert "--max-stops 17" in refuse(["--max-stops", "17"], capsys, server)
-    assert "--served-name is empty" in refuse(["--served-name", ""], capsys, server)
+    assert "https://app.example" in refuse(["--allowed-origins", "localhost/chat"], capsys, server)
+    assert "cannot read the chat template" in refuse(["--chat-template", "no such file"], capsys, server)
+    assert "one of auto, off, minimal" in refuse(["--reasoning", "much"], capsys, server)
     for number in ("nan", "inf", "-1", "0"):
         assert f"--ping {float(number)}" in refuse(["--ping", number], capsys, server)
     for flag, value in (("--default-temperature", "-0.5"), ("--default-top-p", "2.0"), ("--default-top-k", "-1")):

@@ -17,7 +17,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.layers.decoder import Decoder
 from forerun.sample.parameters import SamplingParams
-from forerun.serve.engine_client import Ended
+from forerun.serve.engine_client import Ended, PromptRead
 from forerun.serve.engine_room import EngineRoom
 from forerun.serve.errors import ApiError
 from forerun.serve.local_engine import LocalEngine
@@ -119,6 +119,25 @@ def test_an_answer_tells_where_its_tokens_came_from(target: Decoder) -> None:
             rounds = [e.round for e in emissions]
             assert rounds[0] == 0 and rounds == sorted(rounds) and rounds[-1] == response.rounds
             assert local.state().arms == {arm: use.rounds for arm, use in response.arms.items()}
+
+    asyncio.run(main())
+
+
+def test_progress_of_a_prompt_goes_up_to_its_end(target: Decoder) -> None:
+    """Only for the answer that asks."""
+    wish = request([5, 6, 7] * 20, max_tokens=4)
+
+    async def main() -> None:
+        async with serving(language_model(target, chunk=16)) as local:
+            asks, does_not = await local.start([replace(work(wish), progress=True), work(wish)])
+            others = asyncio.create_task(read(does_not))
+            items = [item async for item in asks]
+            told = [item for item in items if isinstance(item, PromptRead)]
+            assert items[: len(told)] == told and len(told) > 2
+            assert [one.read for one in told] == sorted({one.read for one in told})
+            assert told[-1].read == told[-1].total == 60
+            assert [one.seconds for one in told] == sorted(one.seconds for one in told)
+            assert not any(isinstance(item, PromptRead) for item in (await others)[0])
 
     asyncio.run(main())
 

@@ -24,7 +24,7 @@ from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
 from forerun.weights.config import OWN_METHOD
 from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
-from forerun.weights.folder import INDEX, file_inside, new_folder, save_in_files, write_json
+from forerun.weights.folder import INDEX, file_inside, new_folder, read_json, save_in_files, write_json
 from forerun.weights.gguf_convert import MANIFEST
 from forerun.weights.home import expanded
 
@@ -105,11 +105,24 @@ def write_folder(
         with progress.task("converting weights", len(names)) as task:
             count, size = save_in_files(stored(), work)
         copy_side_files(checkpoint.path, work)
+        name_known_class(work)
         config = dict(checkpoint.config) | {SOURCE_HASH: fingerprint(checkpoint)}
         if rounded:
             config["quantization_config"] = {"quant_method": OWN_METHOD}
         write_json(work / "config.json", config)
     return count, size
+
+
+def name_known_class(work: Path) -> None:
+    """transformers 5 writes a tokenizer's class and extra tokens in a way that transformers 4 cannot read."""
+    settings = read_json(work, "tokenizer_config.json")
+    if settings is None or settings.get("tokenizer_class") != "TokenizersBackend":
+        return
+    extra = settings.pop("extra_special_tokens", None)
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if extra is not None:
+        settings["additional_special_tokens" if isinstance(extra, list) else "extra_special_tokens"] = extra
+    write_json(work / "tokenizer_config.json", settings)
 
 
 def copy_side_files(source: Path, work: Path) -> None:

@@ -79,13 +79,14 @@ class GenerationWish:
 
     sampling: SamplingWish = field(default_factory=SamplingWish)
     defaults: Mapping[str, float] = field(default_factory=dict)  # of the dialect: {"temperature": 1.0}
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # 0: the prompt is read, and nothing said
     min_tokens: int = 0
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop: bool = False  # a stop string that was found is part of the text
     ignore_eos: bool = False
     n: int = 1
+    progress: bool = False  # tell how much of the prompt has been read
     logprobs: int | None = None  # None: none; 0: of the tokens chosen; k: of the k likeliest as well
     speculation: Speculation = field(default_factory=Speculation)
     output: OutputFormat | None = None
@@ -110,4 +111,5 @@ class ChatJob:
     thinking: Thinking = field(default_factory=Thinking)
     template_options: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs, checked
     continue_last: bool = False  # the last message is the assistant's own beginning: no new turn
+    new_turn: bool = True  # the prompt ends with the beginning of the assistant's turn
     param: str = "messages"  # the field that the conversation came in, for errors

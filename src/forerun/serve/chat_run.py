@@ -7,10 +7,11 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from forerun.proof import Proof
-from forerun.serve.chat_events import ChatEvent, Delta, Finished, Summary, Usage
+from forerun.serve.chat_events import ChatEvent, Delta, Finished, PromptProgress, Summary, Usage
 from forerun.serve.chat_job import GenerationWish
 from forerun.serve.choice import Choice
 from forerun.serve.engine_client import Ended
@@ -97,12 +98,14 @@ async def start_run(
     warnings: Sequence[str] = (),
 ) -> Run:
     """Queue all choices of all prompts, or none; `param`: the field that the prompts came in."""
+    silent = wish.max_tokens == 0  # the engine says one token at least, and nobody hears it
+    wish = replace(wish, max_tokens=1, min_tokens=0) if silent else wish
     decodings = [(prompt, make_work(model, wish, prompt, param)) for prompt in prompts]
     work = [(prompt, one) for prompt, all_of_it in decodings for one in all_of_it[: wish.n]]
     plain = [one for _, all_of_it in decodings for one in all_of_it[wish.n :]]
     answers = await models.engine.start([one for _, one in work])
     choices = [
-        Choice(index, answer, one.sink, prompt.parser(), model.token_bytes, wish.stop_token_ids)
+        Choice(index, answer, one.sink, prompt.parser(), model.token_bytes, wish.stop_token_ids, silent=silent)
         for index, (answer, (prompt, one)) in enumerate(zip(answers, work, strict=True))
     ]
     prover = None
@@ -113,9 +116,9 @@ async def start_run(
     return run
 
 
-async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Delta | Finished, None]:
+async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[PromptProgress | Delta | Finished, None]:
     """Events of several choices in the order they come. The first failure ends all of them."""
-    queue: asyncio.Queue[Delta | Finished | Exception | None] = asyncio.Queue(2 * len(choices))
+    queue: asyncio.Queue[PromptProgress | Delta | Finished | Exception | None] = asyncio.Queue(2 * len(choices))
 
     async def feed(choice: Choice) -> None:
         try:

@@ -86,7 +86,8 @@ def make_work(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, par
         ]
     except ForerunError as error:
         raise bad_request(str(error), _field_named(str(error))) from error
-    return [Work(*parts) for parts in zip(requests, sinks, constraints, strict=True)]
+    parts = zip(requests, sinks, constraints, strict=True)
+    return [Work(*part, progress=wish.progress and index == 0) for index, part in enumerate(parts)]
 
 
 def _field_named(message: str) -> str | None:

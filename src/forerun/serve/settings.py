@@ -27,9 +27,15 @@ class ServeSettings:
         default=(), metadata=_about(NETWORK, "Host names that browsers may use, beside the address itself.")
     )
     allowed_origins: tuple[str, ...] = field(
-        default=(), metadata=_about(NETWORK, "Web pages that may call the server (CORS); default: its own only.")
+        default=(), metadata=_about(NETWORK, "Origins or hosts of web pages that may call it (CORS).")
     )
-    served_name: str | None = field(default=None, metadata=_about(NETWORK, "Name of the model for clients."))
+    served_model_name: tuple[str, ...] = field(
+        default=(), metadata=_about(NETWORK, "Names of the model for clients; answers carry the first.")
+    )
+    any_model_name: bool = field(default=False, metadata=_about(NETWORK, "Take whatever name a client calls it by."))
+    strict_fields: bool = field(
+        default=False, metadata=_about(NETWORK, "Refuse fields that are not known even where they change nothing.")
+    )
     page: bool = field(default=True, metadata=_about(NETWORK, "Serve the web page."))
     max_running: int = field(default=64, metadata=_about(ENGINE, "Answers in the making at once."))
     tool_parser: str = field(
@@ -40,6 +46,15 @@ class ServeSettings:
     )
     reasoning_parser: str = field(
         default="auto", metadata=_about(ENGINE, "How it marks its thinking: auto, none, think, gemma4 or mistral.")
+    )
+    chat_template: str | None = field(
+        default=None, metadata=_about(ENGINE, "A Jinja file in place of the model's own.", metavar="FILE")
+    )
+    reasoning: str = field(
+        default="auto",
+        metadata=_about(
+            ENGINE, "Thinking where a request says nothing: auto, off, minimal, low, medium, high, xhigh or max."
+        ),
     )
     default_temperature: float | None = field(
         default=None, metadata=_about(SAMPLING, "Default: the model's, else OpenAI's 1.")

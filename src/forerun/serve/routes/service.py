@@ -30,8 +30,10 @@ def router(models: ModelService, settings: ServeSettings, metrics: Callable[[], 
 
     @routes.get("/health", response_model=None)
     @routes.get("/v1/health", response_model=None)
+    @routes.get("/ready", response_model=None)
     @routes.head("/health", response_model=None, include_in_schema=False)  # what some monitors ask
     @routes.head("/v1/health", response_model=None, include_in_schema=False)
+    @routes.head("/ready", response_model=None, include_in_schema=False)
     async def health() -> Response:
         """200 when requests are served; else 503 and why."""
         status = models.state().status
