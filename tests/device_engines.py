@@ -12,6 +12,7 @@ from heads import HeadShape, random_head, write_head
 from tiny import tiny_model
 
 from forerun.cache.pages import PagePool
+from forerun.draft.assistant import AssistantDrafter
 from forerun.draft.assistant_loading import load_assistant
 from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
@@ -68,7 +69,7 @@ def device_engine(
     if brought is not None:
         drafters["mtp"] = attach_head(brought, decoder, pool, VOCAB, context)
     if assistant is not None:
-        drafters["assistant"] = load_assistant(assistant, decoder, pool, VOCAB, "n-1")
+        drafters["assistant"] = AssistantDrafter(load_assistant(assistant, decoder, "n-1"), pool, VOCAB)
     target = graphed(decoder, pool, context)
     costs = CostTable()
     executor: HostExecutor = device_executor(target, drafters, VOCAB, costs)

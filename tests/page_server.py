@@ -35,6 +35,7 @@ class Script:
     status: int = 200
     error: dict[str, Any] | None = None  # with a status, or in the middle of the stream
     headers: dict[str, str] = field(default_factory=dict)
+    proof: dict[str, Any] | None = None  # where one is asked for; None: identical
 
 
 @dataclass
@@ -76,7 +77,7 @@ def serve_page(fake: FakeServer) -> FastAPI:
             "model": "SmolLM2-1.7B-Instruct",
             "context": 8192,
             "drafters": drafters,
-            "defaults": defaults,
+            "generation_defaults": defaults,
             "version": "0.2.0",
         }
 
@@ -101,12 +102,13 @@ def serve_page(fake: FakeServer) -> FastAPI:
         script = fake.script_for(body)
         if script.status != 200:
             return JSONResponse({"error": script.error}, script.status, script.headers)
-        return StreamingResponse(stream(fake, script), media_type="text/event-stream")
+        proves = isinstance(wish := body.get("speculative"), dict) and wish.get("prove", False)
+        return StreamingResponse(stream(fake, script, proves), media_type="text/event-stream")
 
     return app
 
 
-async def stream(fake: FakeServer, script: Script) -> AsyncIterator[str]:
+async def stream(fake: FakeServer, script: Script, proves: bool) -> AsyncIterator[str]:
     """Chunks as the server sends them, one for each round."""
     started = time.perf_counter()
     base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "usage": None}
@@ -141,7 +143,11 @@ async def stream(fake: FakeServer, script: Script) -> AsyncIterator[str]:
         yield f"data: {json.dumps({'error': script.error})}\n\n"
         return
     yield chunk({}, [], "stop")
-    yield f"data: {json.dumps(base | {'choices': []} | summary(script, time.perf_counter() - started))}\n\n"
+    last = base | {"choices": []} | summary(script, time.perf_counter() - started)
+    if proves:
+        tokens = last["usage"]["completion_tokens"]
+        last["forerun"]["proof"] = script.proof or {"identical": True, "tokens": tokens}
+    yield f"data: {json.dumps(last)}\n\n"
     yield "data: [DONE]\n\n"
 
 

@@ -19,7 +19,7 @@ from forerun.engine.sequence import ArmUse, Emission, Logprob
 from forerun.response import Response
 from forerun.serve.app import create_app
 from forerun.serve.connection import Connection
-from forerun.serve.engine_client import Ended, EngineState, Work
+from forerun.serve.engine_client import Ended, EngineState, PromptRead, Work
 from forerun.serve.errors import ApiError
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.settings import ServeSettings
@@ -62,8 +62,10 @@ class FakeAnswer:
         asked = work.request.prompt_logprobs
         self.prompt_logprobs = [Logprob(-1.0, [(5, -0.5)]) for _ in work.request.prompt[1:]] if asked else []
 
-    async def __aiter__(self) -> AsyncIterator[list[Emission] | Ended]:
+    async def __aiter__(self) -> AsyncIterator[PromptRead | list[Emission] | Ended]:
         engine, request = self._engine, self._work.request
+        for read in (2, len(request.prompt)) if self._work.progress else ():
+            yield PromptRead(read, len(request.prompt), read / 1000)
         tokens = [*engine.tokenizer(engine.say(self._work), add_special_tokens=False)["input_ids"]]
         said: list[int] = []
         text, reason, stop = "", "length", None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class FakeTalker:
     """Says what the next script says; an exception in it is raised there."""
 
     name = "fake"
+    defaults: Mapping[str, float] = {}
 
     def __init__(self, *scripts: Script) -> None:
         self.scripts, self.asked, self.options = list(scripts), list[list[Message]](), list[GenerationOptions]()
@@ -138,7 +139,7 @@ def test_commands_change_the_session() -> None:
     _, notes, session = talk(talker, *lines)
     assert talker.asked[0][0] == {"role": "system", "content": "Be brief."}
     assert [message["role"] for message in talker.asked[1]] == ["system", "user"]
-    assert [options.temperature for options in talker.options] == [0.0, 0.5]
+    assert [options.temperature for options in talker.options] == [None, 0.5]
     assert "temperature=0.5" in notes and "2 answers · 8 tokens · 20.0 tok/s · 1.0 s saved" in notes
     assert len(talker.asked) == 2 and session.system == "Be brief."
 
@@ -185,6 +186,20 @@ def test_regenerating_replaces_the_last_answer() -> None:
     _, notes, session = talk(talker, "hi", "/regen")
     assert talker.asked[0] == talker.asked[1] and [turn["content"] for turn in session.turns] == ["hi", "second"]
     assert "the same text will come" in notes
+
+
+def test_what_is_not_set_is_as_the_models_makers_recommend() -> None:
+    talker = FakeTalker()
+    talker.defaults = {"temperature": 0.2, "top_p": 0.9}
+    _, notes, session = talk(talker, "hi", "/regen")
+    assert "the same text will come" not in notes and session.sampled
+    session.obey("/set temperature=0")
+    assert not session.sampled
+    session.obey("/set temperature=default")
+    assert session.sampled
+    sampling = session.options.with_defaults(talker.defaults).sampling()
+    assert (sampling.temperature, sampling.top_p) == (0.2, 0.9)
+    assert GenerationOptions(top_p=0.5).with_defaults(talker.defaults).top_p == 0.5
 
 
 @pytest.mark.parametrize("failure", [ForerunError("the server is gone"), EarlyPress()])

@@ -102,8 +102,9 @@ def test_an_answer_comes_in_pieces(server: FakeServer) -> None:
     assert (outcome.tokens, outcome.tokens_per_second, outcome.tokens_per_round) == (7, 50.0, 2.5)
     assert (outcome.seconds_saved, outcome.seed, outcome.guaranteed, outcome.length) == (0.5, 3, True, True)
     (body,) = server.bodies
-    assert body["messages"] == USER and body["temperature"] == 0.0 and body["stream"] is True
-    assert "speculative" not in body and "top_p" not in body and server.keys == [None, None]
+    assert body["messages"] == USER and body["stream"] is True
+    assert {"speculative", "temperature", "top_p"}.isdisjoint(body)  # what is not set is as the server likes it
+    assert server.keys == [None, None]
 
 
 def test_options_have_their_fields(server: FakeServer) -> None:
@@ -117,6 +118,13 @@ def test_options_have_their_fields(server: FakeServer) -> None:
     assert body["max_completion_tokens"] == 5 and body["temperature"] == 0.7 and body["top_p"] == 0.9
     assert body["seed"] == 1 and body["stop"] == ["END"] and body["logit_bias"] == {"7": -1.0}
     assert body["speculative"] == {"draft": "mtp", "depth": 3} and server.keys == ["Bearer key"] * 2
+    proved = OWN | {"proof": {"identical": True, "tokens": 7}}
+    server.lines = stream_of({"choices": [], "usage": {"completion_tokens": 7}, "forerun": proved})
+    with closing(talker.answer(USER, GenerationOptions(prove=True))) as reply:
+        assert not list(reply) and reply.outcome().proof == "proved: 7 tokens identical to plain decoding"
+    assert server.bodies[-1]["speculative"] == {"draft": "auto", "prove": True}
+    with closing(talker.answer(USER, GenerationOptions(accept="rejection"))):
+        assert server.bodies[-1]["speculative"] == {"draft": "auto", "accept": "rejection"}
     for refused in (GenerationOptions(suppress=[1]), GenerationOptions(lang_bias="ja=-5")):
         with pytest.raises(ForerunError, match="cannot be sent"):
             talker.answer(USER, refused)

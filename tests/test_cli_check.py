@@ -83,9 +83,10 @@ def test_json_holds_the_same_facts(report: FakeReport, capsys: pytest.CaptureFix
 
 
 def test_wishes_reach_the_library(report: FakeReport) -> None:
-    assert run("check folder --device cpu --dtype float32 --quantize none --max-context 64 --quiet") == 0
+    assert run("check folder --device cpu --dtype float32 --quantize none --max-context 64 --memory 6G --quiet") == 0
     asked = report.asked  # type: ignore[attr-defined]
     del asked["progress"]
     assert asked == {
         "model": "folder", "device": "cpu", "dtype": "float32", "quantize": "none", "max_context": 64,
+        "memory": "6G",
     }  # fmt: skip

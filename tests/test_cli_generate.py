@@ -15,6 +15,7 @@ import forerun
 from forerun.cli.main import main
 from forerun.cli.prompt import require_unicode
 from forerun.engine.sequence import ArmUse
+from forerun.proof import Proof
 
 
 @dataclass
@@ -42,6 +43,8 @@ class FakeResponse:
     accepted_per_position: list[float] = field(default_factory=lambda: [0.667, 0.0, 0.0])
     seconds_saved: float | None = 0.25
     warnings: list[str] = field(default_factory=list)
+    accept: str = "coupled"
+    proof: Proof | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -151,13 +154,14 @@ def test_defaults_are_the_documented_ones(library: FakeLibrary) -> None:
         task.advance()
     assert library.model == "smollm2" and library.prompt == "Hi"
     assert library.loading == {
-        "device": "auto", "dtype": "auto", "quantize": "auto", "max_context": None, "draft_model": None,
+        "device": "auto", "dtype": "auto", "quantize": "auto", "max_context": None, "memory": None, "draft_model": None,
         "head": "auto", "assistant_position": "n-1",
     }  # fmt: skip
     assert library.options == {
-        "system": None, "raw": False, "max_tokens": None, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
-        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None,
-        "lang_bias": None, "suppress": None, "stop": None, "seed": None, "draft": "auto", "draft_tokens": "auto",
+        "system": None, "raw": False, "max_tokens": None, "temperature": None, "top_p": None, "top_k": None,
+        "min_p": None, "repetition_penalty": None, "presence_penalty": None, "frequency_penalty": None,
+        "logit_bias": None, "lang_bias": None, "suppress": None, "stop": None, "seed": None, "draft": "auto",
+        "draft_tokens": "auto", "prove": False,
         "accept": "coupled", "images": None, "videos": None, "audio": None,
     }  # fmt: skip
 
@@ -170,20 +174,20 @@ def test_every_flag_reaches_the_library(library: FakeLibrary, tmp_path: Path) ->
         " --repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 5=-2,7=1.5"
         " --logit-bias 9=3 --lang-bias ja=-inf,zh=-5 --suppress 1,2 --suppress 3 --stop END --stop ### --seed 12"
         " --draft model --draft-model small --draft-tokens 4 --accept rejection --device cuda --dtype bfloat16"
-        " --quantize none --max-context 512 --quiet"
+        " --quantize none --max-context 512 --memory 0.5 --quiet"
         f" --image {tmp_path}/a.png --image {tmp_path}/b.png --video {tmp_path}/c.mp4 --audio {tmp_path}/d.wav"
     )
     assert run(line) == 0
     del library.loading["progress"], library.options["progress"]
     assert library.loading == {
-        "device": "cuda", "dtype": "bfloat16", "quantize": "none", "max_context": 512, "draft_model": "small",
-        "head": "auto", "assistant_position": "n-1",
+        "device": "cuda", "dtype": "bfloat16", "quantize": "none", "max_context": 512, "memory": "0.5",
+        "draft_model": "small", "head": "auto", "assistant_position": "n-1",
     }  # fmt: skip
     assert library.options == {
         "system": "Be", "raw": False, "max_tokens": 7, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
         "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3,
         "logit_bias": {5: -2.0, 7: 1.5, 9: 3.0}, "lang_bias": "ja=-inf,zh=-5", "suppress": frozenset({1, 2, 3}),
-        "stop": ["END", "###"], "seed": 12, "draft": "model", "draft_tokens": 4, "accept": "rejection",
+        "stop": ["END", "###"], "seed": 12, "draft": "model", "draft_tokens": 4, "accept": "rejection", "prove": False,
         "images": [f"{tmp_path}/a.png", f"{tmp_path}/b.png"], "videos": [f"{tmp_path}/c.mp4"],
         "audio": [f"{tmp_path}/d.wav"],
     }  # fmt: skip
@@ -352,6 +356,8 @@ def test_unreadable_prompts_are_refused(
         ("--max-tokens 0", "--max-tokens 0"),
         ("-n -4", "--max-tokens -4"),
         ("--max-context 0", "--max-context 0"),
+        ("--memory 1.5", "a share of what is free (0.5) or bytes (512M, 6G), not '1.5'"),
+        ("--memory much", "not 'much'"),
         ("--logit-bias 5", "ID=BIAS"),
         ("--logit-bias 5=", "ID=BIAS"),
         ("--logit-bias x=1", "ID=BIAS"),

@@ -115,17 +115,19 @@ def test_every_setting_can_be_set_in_all_three_ways(
 ) -> None:
     default = getattr(ServeSettings(), entry)
     typed, written, wanted = {
-        bool: ("false", "false", False),
+        bool: (str(not default).lower(), str(not default).lower(), not default),
         int: ("7", "7", 7),
         float: ("2.5", "2.5", 2.5),
         tuple: ("x,y", '["x", "y"]', ("x", "y")),
     }.get(type(default), ("localhost", '"localhost"', "localhost"))
-    if entry.endswith("_parser"):
-        typed, written, wanted = "none", '"none"', "none"
-    if entry.endswith("_parser"):
-        typed, written, wanted = "mistral", '"mistral"', "mistral"
+    if entry.startswith("default_"):
+        typed, written, wanted = "1", "1", 1
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    words = {"tool_parser": "mistral", "reasoning_parser": "mistral", "reasoning": "low"}
+    if word := {**words, "chat_template": str(tmp_path / "own.jinja")}.get(entry):
+        typed, written, wanted = word, f'"{word}"', word
     flag = "--" + entry.replace("_", "-")
-    typing = [f"--no-{entry}"] if wanted is False else [flag, typed]
+    typing = [flag, typed] if not isinstance(default, bool) else [f"--no-{entry}" if default else flag]
     assert main(["serve", *typing]) == 0
     assert server.settings is not None and getattr(server.settings, entry) == wanted
     assert main(["serve", "--config", config(tmp_path, f"{flag[2:]} = {written}")]) == 0
@@ -133,6 +135,13 @@ def test_every_setting_can_be_set_in_all_three_ways(
     monkeypatch.setenv(f"FORERUN_{entry.upper()}", typed)
     assert main(["serve"]) == 0
     assert getattr(server.settings, entry) == wanted
+
+
+def test_sampling_defaults_may_be_zero(server: FakeServer, tmp_path: Path) -> None:
+    assert main(["serve", "--default-temperature", "0", "--default-top-k", "0"]) == 0
+    assert server.settings is not None and server.settings.sampling_defaults == {"temperature": 0.0, "top_k": 0}
+    assert main(["serve", "--config", config(tmp_path, "default-top-p = 0.9\ndefault-min-p = 0")]) == 0
+    assert server.settings.sampling_defaults == {"top_p": 0.9, "min_p": 0.0}
 
 
 def test_the_models_own_options_reach_the_loader(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +152,22 @@ def test_the_models_own_options_reach_the_loader(server: FakeServer, monkeypatch
     assert {name: server.loading[name] for name in wanted} == wanted
     assert main(["serve", "-m", "other"]) == 0
     assert server.model == "other"
+
+
+def test_memory_for_the_cache_can_be_set_in_all_three_ways(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path, 'memory = "6G"\n')
+    for argv, wanted in ((["--config", file], "6G"), (["--config", file, "--memory", "0.5"], "0.5")):
+        assert main(["serve", *argv]) == 0
+        assert server.loading["memory"] == wanted
+        assert ["memory", wanted] in [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    monkeypatch.setenv("FORERUN_MEMORY", "512M")
+    assert main(["serve"]) == 0
+    assert server.loading["memory"] == "512M"
+    server.model = server.settings = None
+    capsys.readouterr()
+    assert "bytes (512M, 6G), not '-3'" in refuse(["--memory", "-3"], capsys, server)
 
 
 def test_keys_are_never_shown(
@@ -207,9 +232,13 @@ def test_mistakes_elsewhere_are_one_line(
     assert "65535" in refuse(["--port", "70000"], capsys, server)
     assert "--max-running 0" in refuse(["--max-running", "0"], capsys, server)
     assert "--max-stops 17" in refuse(["--max-stops", "17"], capsys, server)
-    assert "--served-name is empty" in refuse(["--served-name", ""], capsys, server)
+    assert "https://app.example" in refuse(["--allowed-origins", "localhost/chat"], capsys, server)
+    assert "cannot read the chat template" in refuse(["--chat-template", "no such file"], capsys, server)
+    assert "one of auto, off, minimal" in refuse(["--reasoning", "much"], capsys, server)
     for number in ("nan", "inf", "-1", "0"):
         assert f"--ping {float(number)}" in refuse(["--ping", number], capsys, server)
+    for flag, value in (("--default-temperature", "-0.5"), ("--default-top-p", "2.0"), ("--default-top-k", "-1")):
+        assert f"{flag} {value}: {flag[10:].replace('-', '_')} must be" in refuse([flag, value], capsys, server)
     assert "one of auto, none, hermes" in refuse(["--tool-parser", "x"], capsys, server)
     assert "one of auto, none, think" in refuse(["--reasoning-parser", "x"], capsys, server)
     assert "printable" in refuse(["--api-key", "a b"], capsys, server)

@@ -73,8 +73,7 @@ def test_whole_and_streamed_answers_are_equal(service: FakeChatService, client: 
     with client.messages.stream(**HELLO, tools=[WEATHER]) as stream:
         texts = "".join(stream.text_stream)
         streamed = stream.get_final_message()
-    extras = {"forerun", "metrics", "timings"}
-    assert whole.model_dump(exclude=extras, exclude_none=True) == streamed.model_dump(exclude_none=True)
+    assert whole.model_dump(exclude_none=True) == streamed.model_dump(exclude_none=True)
     thought, text, oslo, bare = whole.content
     assert (thought.thinking, bool(thought.signature)) == ("Let me see.", True)
     assert text.text == texts == "Looking."
@@ -87,10 +86,14 @@ def test_usage_and_statistics_come_with_the_answer(service: FakeChatService, cli
     whole = client.messages.create(**HELLO)
     assert (whole.usage.input_tokens, whole.usage.cache_read_input_tokens, whole.usage.output_tokens) == (7, 4, 7)
     assert whole.usage.output_tokens_details.thinking_tokens == 2
-    assert whole.forerun == {"tokens_per_round": 2.5}  # type: ignore[attr-defined]
+    assert not whole.model_extra, "Anthropic's answers have no more"
     events = {event.type: event for event in client.messages.create(**HELLO, stream=True)}
     assert events["message_start"].message.usage.input_tokens == 11
     assert events["message_delta"].usage.output_tokens == 7
+    assert not events["message_delta"].model_extra
+    asked: Any = {**HELLO, "betas": ["some-other", "forerun-statistics"]}
+    assert client.beta.messages.create(**asked).forerun == {"tokens_per_round": 2.5}  # type: ignore[attr-defined]
+    events = {event.type: event for event in client.beta.messages.create(**asked, stream=True)}
     assert events["message_delta"].timings["draft_n"] == 3
     assert service.closed.wait(5)
 

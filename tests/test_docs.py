@@ -17,6 +17,7 @@ from tiny import tiny_model
 
 import forerun
 from forerun.bench import http_load
+from forerun.bench.__main__ import SUITES
 from forerun.bench.child_server import ChildServer
 from forerun.bench.suites import work
 from forerun.bench.workloads import ANSWER_TOKENS
@@ -31,6 +32,7 @@ DOCUMENTS = [
     "docs/architecture.md",
     "docs/benchmarks.md",
     "docs/server.md",
+    "docs/deploy.md",
     "docs/heads.md",
 ]
 SERVER = "127.0.0.1:8000"  # where documents say that a server is
@@ -96,6 +98,7 @@ def test_the_commands_run(
     for name in ANSWER_TOKENS:
         monkeypatch.setitem(ANSWER_TOKENS, name, 4)
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello!\n/set max_tokens=8\nWho are you?\n"))
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     (tmp_path / "forerun.toml").write_text(blocks("toml", ["docs/server.md"])[0], encoding="utf-8")
     if SERVER in line:
         line = line.replace(SERVER, request.getfixturevalue("served"))
@@ -131,7 +134,10 @@ def small_training(words: list[str], folder: Path) -> list[str]:
 @pytest.mark.parametrize("line", CURLS)
 def test_the_lines_to_paste_work(line: str, served: str) -> None:
     ran = subprocess.run(shlex.split(line.replace(SERVER, served)), capture_output=True, text=True, check=True)
-    assert json.loads(ran.stdout)["choices"][0]["message"]["content"]
+    if "/v1/chat/completions" in line:
+        assert json.loads(ran.stdout)["choices"][0]["message"]["content"]
+    else:
+        assert '{"status":"ok"}' in ran.stdout or "forerun:num_requests_running" in ran.stdout
 
 
 @pytest.mark.parametrize("line", sorted(set(TARGETS)))
@@ -188,11 +194,21 @@ def test_every_field_of_a_chat_is_in_its_document() -> None:
     assert documented == {entry.alias or name for name, entry in ChatRequest.model_fields.items()}
 
 
+def test_the_suites_that_documents_name_exist() -> None:
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS)
+    named = set(re.findall(r"python -m forerun\.bench ([\w-]+)", text))
+    assert len(named) >= 3 and named <= set(SUITES)
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_and_files_exist(name: str) -> None:
     document = ROOT / name
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
-        assert (document.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", document.read_text(encoding="utf-8")):
+        file = document.parent / link if link else document
+        assert file.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, anchor
 
 
 def test_architecture_names_real_files() -> None:

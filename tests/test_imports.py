@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src/forerun"
 # From the bottom to the top: each imports from those before it. `forerun` is the package's own `__init__.py`.
 LAYERS = (
     *("errors", "progress", "tables", "compilation", "cgroups", "memory", "openmp", "home", "kernels", "text", "cache"),
-    *("device", "weights", "models", "sample", "options", "draft", "policy", "engine", "response", "media"),
+    *("device", "weights", "models", "sample", "options", "draft", "policy", "engine", "proof", "response", "media"),
     *("language_model", "loading", "memory_plan", "inspection", "conversion"),
     *("forerun", "train", "serve", "bench", "cli"),
 )

@@ -17,7 +17,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.layers.decoder import Decoder
 from forerun.sample.parameters import SamplingParams
-from forerun.serve.engine_client import Ended
+from forerun.serve.engine_client import Ended, PromptRead
 from forerun.serve.engine_room import EngineRoom
 from forerun.serve.errors import ApiError
 from forerun.serve.local_engine import LocalEngine
@@ -123,14 +123,34 @@ def test_an_answer_tells_where_its_tokens_came_from(target: Decoder) -> None:
     asyncio.run(main())
 
 
+def test_progress_of_a_prompt_goes_up_to_its_end(target: Decoder) -> None:
+    """Only for the answer that asks."""
+    wish = request([5, 6, 7] * 20, max_tokens=4)
+
+    async def main() -> None:
+        async with serving(language_model(target, chunk=16)) as local:
+            asks, does_not = await local.start([replace(work(wish), progress=True), work(wish)])
+            others = asyncio.create_task(read(does_not))
+            items = [item async for item in asks]
+            told = [item for item in items if isinstance(item, PromptRead)]
+            assert items[: len(told)] == told and len(told) > 2
+            assert [one.read for one in told] == sorted({one.read for one in told})
+            assert told[-1].read == told[-1].total == 60
+            assert [one.seconds for one in told] == sorted(one.seconds for one in told)
+            assert not any(isinstance(item, PromptRead) for item in (await others)[0])
+
+    asyncio.run(main())
+
+
 def test_choices_are_queued_together_or_not_at_all(target: Decoder) -> None:
-    good, bad = request([5, 6, 7], max_tokens=4), request([5] * 60, max_tokens=100)
+    good, bad = request([5, 6, 7], max_tokens=4), request([5] * 120, max_tokens=1)
 
     async def main() -> None:
         async with serving(language_model(target, pages=15)) as local:
             with pytest.raises(ApiError) as refused:
                 await local.start([work(good), work(bad)])
-            assert refused.value.status == 400 and "the cache has" in refused.value.message
+            assert refused.value.status == 400 and refused.value.code == "context_length_exceeded"
+            assert refused.value.facts == {"n_prompt_tokens": 120, "n_ctx": 120}, "what the cache holds"
             await settled(local)
             assert local.state().running == local.state().waiting == 0
             answers = await local.start([work(good), work(good)])

@@ -26,6 +26,7 @@ from transformers import (
     Gemma4UnifiedAudioFeatureExtractor,
 )
 
+from forerun.draft.assistant import AssistantDrafter
 from forerun.draft.assistant_loading import load_assistant
 from forerun.errors import ForerunError
 from forerun.media.parts import MediaPart, MediaPrompt
@@ -197,7 +198,9 @@ def test_drafts_change_nothing(pair: Pair, tmp_path: Path) -> None:
     machine = engine(pair.model, context=512)
     target = SimpleNamespace(config=pair.oracle.config.text_config)
     assistant = save_assistant(tmp_path, random_assistant(target))
-    machine.drafters.by_name["assistant"] = load_assistant(assistant, pair.model, machine.pool, VOCAB, "n-1")
+    machine.drafters.by_name["assistant"] = AssistantDrafter(
+        load_assistant(assistant, pair.model, "n-1"), machine.pool, VOCAB
+    )
     check_drafts(machine, prompts, ["lookup", "assistant"])
 
 

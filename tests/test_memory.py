@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from forerun.cgroups import processors
-from forerun.memory import available_memory
+from forerun.memory import available_memory, wanted_memory
 
+SIZES = [
+    (None, None), (0.5, 0.5), ("0.5", 0.5), (1, 1.0), ("1", 1.0), (4096, 4096), ("4096", 4096), (6e9, 6 * 10**9),
+    ("512M", 512 << 20), ("6G", 6 << 30), ("1.5g", 3 << 29), (" 2 GiB ", 2 << 30), ("7kb", 7 << 10), ("1T", 1 << 40),
+]  # fmt: skip
 MEMINFO = "MemTotal:       8000 kB\nMemFree:         100 kB\nMemAvailable:   5000 kB\nInactive(file):    7 kB\n"
 MIB = 1 << 20
 
@@ -106,3 +110,10 @@ def test_freed_memory_goes_back_from_between_what_is_in_use(call: str) -> None:
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     returned = int(found.stdout) >> 20
     assert returned >= 24 if call else returned < 8
+
+
+@pytest.mark.parametrize(("given", "meant"), SIZES)
+def test_a_share_or_bytes(given: object, meant: float | None) -> None:
+    """What a number up to 1 means is a share, whether it is typed or given."""
+    found = wanted_memory(given)
+    assert found == meant and type(found) is type(meant)

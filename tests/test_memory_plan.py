@@ -20,8 +20,10 @@ from transformers import AutoTokenizer
 import forerun
 from forerun import loading
 from forerun.cli.serve_screen import plan_table
-from forerun.device import CACHE_SHARE
+from forerun.device import CPU_CACHE_SHARE, GPU_CACHE_SHARE, plan_machine
 from forerun.draft.model import ModelDrafter
+from forerun.engine.graphs import GRAPHS, working_memory
+from forerun.errors import ForerunError
 from forerun.media.loading import media_family, media_weights
 from forerun.memory_plan import MemoryPlan, memory_plan, page_bytes
 from forerun.weights.checkpoint import open_checkpoint
@@ -94,15 +96,24 @@ def test_towers_have_their_room_in_the_plan_and_in_the_memory(tmp_path: Path, mo
     for towers, counted in ((0, 0), (8 << 20, 8 << 20), (31 << 20, free // 2)):
         monkeypatch.setattr(loading, "media_weights", lambda *_, towers=towers: towers)
         pool = forerun.load(str(folder), dtype="float32").engine.pool
-        share, page = (free - counted) * CACHE_SHARE, page_bytes(pool)
+        share, page = (free - counted) * CPU_CACHE_SHARE, page_bytes(pool)
         assert share - page < pool.count * page <= share, "they leave text at least half of its share"
+
+
+def lines_of(plan: MemoryPlan) -> list[str]:
+    columns = [list(column.cells) for column in plan_table(plan).columns]
+    return ["|".join(str(cell) for cell in row) for row in zip(*columns, strict=True)]
+
+
+def test_the_plan_says_how_many_tokens_fit() -> None:
+    plan = MemoryPlan(100, [], 50, 6400, 3200, 0, 900)
+    assert "cache|50 B|6,400 tokens, 2 full contexts of 3,200" in lines_of(plan)
+    assert "cache|50 B|6,400 tokens, less than one context of 8,192" in lines_of(replace(plan, context=8192))
 
 
 def test_towers_are_named_on_the_screen() -> None:
     plan = MemoryPlan(100, [], 50, 64, 32, 0, 900, towers=7 << 20)
-    table = plan_table(plan)
-    lines = ["|".join(str(cell) for cell in row) for row in zip(*(list(c.cells) for c in table.columns), strict=True)]
-    assert "towers|7.0 MiB|loaded when the first images, videos or audio come" in lines
+    assert "towers|7.0 MiB|loaded when the first images, videos or audio come" in lines_of(plan)
     assert not any("towers" in str(cell) for cell in plan_table(replace(plan, towers=0)).columns[0].cells)
 
 
@@ -116,3 +127,77 @@ def test_an_assistant_is_counted(clusters: int, tmp_path: Path) -> None:
     stored = load_file(assistant / "model.safetensors")
     matrices = sum(tensor.numel() * 4 for tensor in stored.values() if tensor.dim() > 1)
     assert held.cache == 0 and held.weights == matrices > 0
+
+
+def held(folder: Path, **options: Any) -> int:
+    """Bytes of all caches, those of drafters among them."""
+    plan = memory_plan(forerun.load(str(folder), dtype="float32", max_context=128, **options))
+    return plan.cache + sum(drafter.cache for drafter in plan.drafters)
+
+
+def test_memory_for_the_cache_is_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes or as a share of what is free, for the caches of drafters too, and with no other cap."""
+    folder = tiny_model(tmp_path / "model", "llama")
+    monkeypatch.setattr(loading, "free_memory", lambda device: 64 << 20)
+    usual = held(folder)
+    page = page_bytes(forerun.load(str(folder), dtype="float32").engine.pool)
+    assert page < usual < 4 << 20, "eight contexts, which are little"
+    for wanted, taken in (("8M", 8 << 20), (8 << 20, 8 << 20), (0.5, 32 << 20), ("0.25", 16 << 20), (1.0, 64 << 20)):
+        assert taken - page < held(folder, memory=wanted) <= taken
+        assert taken - 2 * page < held(folder, memory=wanted, draft_model=folder) <= taken
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ("", "0.5"), ("much", "0.5"), ("-1", "0.5"), ("1.5", "0.5"), ("6X", "0.5"), (0, "0.5"), (True, "0.5"),
+        (float("nan"), "0.5"), ("0", "0.5"), ("0M", "0.5"),
+        ("900T", "free; give it less memory"), ("4K", "too little for the key/value cache"),
+    ],
+)  # fmt: skip
+def test_memory_that_cannot_be_is_one_line(tmp_path: Path, wanted: Any, told: str) -> None:
+    folder = tiny_model(tmp_path / "model", "llama")
+    with pytest.raises(ForerunError, match=told.replace(".", r"\.")) as refused:
+        forerun.load(str(folder), dtype="float32", memory=wanted)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_gpu_gives_all_but_a_tenth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is free after the weights, and after what towers and passes will want; no number of contexts is a cap."""
+    model = forerun.load(str(tiny_model(tmp_path / "model", "llama")), dtype="float32", max_context=128).engine.model
+    machine = replace(plan_machine("cpu", "float32", "none"), device=torch.device("cuda"))
+    asked: list[torch.device] = []
+    monkeypatch.setattr(loading, "free_memory", lambda device: asked.append(device) or 96 << 20)
+    for towers, passes, wanted, expected in (
+        (0, 0, None, 96 * GPU_CACHE_SHARE),
+        (16, 0, None, 80 * GPU_CACHE_SHARE),
+        (16, 20, None, 60 * GPU_CACHE_SHARE),
+        (16, 90, None, 48 * GPU_CACHE_SHARE),  # at least half of what is free counts
+        (16, 20, 0.5, 30),
+        (16, 20, 7 << 20, 7),
+    ):
+        monkeypatch.setattr(loading, "working_memory", lambda *_, passes=passes: passes << 20)
+        pool = loading.make_pool(model, 128, machine, towers << 20, wanted)
+        assert 0 <= expected * (1 << 20) - pool.count * page_bytes(pool) < page_bytes(pool)
+    assert {device.type for device in asked} == {"cuda"}
+
+
+def test_passes_of_a_large_vocabulary_want_more(tmp_path: Path) -> None:
+    small = forerun.load(str(tiny_model(tmp_path / "model", "llama")), dtype="float32").engine.model
+    least = 64 * 16 * small.config.vocab * 4 + 2048 * small.config.hidden * 4
+    assert GRAPHS + least < working_memory(small, 2048) < working_memory(small, 4096)
+
+
+def test_all_weights_are_there_before_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes what they leave: a draft model that came later would find nothing."""
+    folder, order = tiny_model(tmp_path / "model", "llama"), list[str]()
+    for name in ("build", "load_head", "make_pool", "attach_draft_model"):
+        usual = getattr(loading, name)
+
+        def noted(*given: Any, name: str = name, usual: Callable[..., Any] = usual, **more: Any) -> Any:
+            order.append(name)
+            return usual(*given, **more)
+
+        monkeypatch.setattr(loading, name, noted)
+    forerun.load(str(folder), dtype="float32", draft_model=str(folder))
+    assert order == ["build", "build", "load_head", "make_pool", "attach_draft_model"]

@@ -28,6 +28,9 @@ def scrape(metrics: Metrics) -> dict[str, float]:
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
+            if family.name.startswith("process_"):  # of this process, whatever it serves
+                found[sample.name] = sample.value
+                continue
             labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
             assert sample.labels["model_name"] == 'tiny "model"\n' and math.isfinite(sample.value)
             key = ",".join([sample.name, *labels.values()])

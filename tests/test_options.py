@@ -47,7 +47,7 @@ def test_choices_are_those_of_the_engine() -> None:
 
 def test_a_name_that_is_no_option_is_refused_in_one_line(tmp_path: Path) -> None:
     model = forerun.load(str(tiny_model(tmp_path, "llama")))
-    with pytest.raises(ForerunError, match=r"^there is no option 'top_q': choose from system, raw, .*accept$"):
+    with pytest.raises(ForerunError, match=r"^there is no option 'top_q': choose from system, raw, .*accept, prove$"):
         forerun.generate(model, "hello", top_q=1)
     with pytest.raises(ForerunError, match="draft must be one of"):
         forerun.generate(model, "hello", draft="magic")

@@ -47,7 +47,7 @@ def test_an_answer_streams_and_ends_with_its_figures(page: Page) -> None:
     assert page.answer() == "One two three four."
     figures = page.texts(".figures > span")
     assert "tokens/s" in figures[0]
-    assert figures[1:] == ["2.00 tokens per round", "1.3 s saved", "4 tokens", "48 prompt tokens", "exact"]
+    assert figures[1:] == ["2.00 tokens per round", "1.3 s saved", "4 tokens", "48 prompt tokens", "exact", "prove"]
     assert page.server.bodies == [
         {
             "model": "SmolLM2-1.7B-Instruct",

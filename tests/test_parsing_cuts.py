@@ -17,7 +17,7 @@ import pytest
 from families import FORMATS, TOOLS, parse, short
 
 from forerun.serve.parsing.make import make_parser
-from forerun.serve.parsing.pieces import CallArguments, CallEnd, CallStart
+from forerun.serve.parsing.pieces import CallArguments, CallEnd, CallStart, Content
 
 FAMILIES = sorted(FORMATS)
 BANKS = {
@@ -50,6 +50,18 @@ def test_one_cut_many_cuts_and_every_letter_alone_change_nothing(name: str, thin
         for _ in range(6):
             cuts = sorted(dice.choices(range(len(text) + 1), k=dice.randint(2, 12)))
             assert parse(name, text, cuts, thinking_open=thinking_open) == whole, (text, cuts)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_that_a_limit_cut_is_never_text(name: str) -> None:
+    """However little of it came: even the first letters of a mark that is no token of its own."""
+    whole = next(text for text, said in BANKS[name] if [type(one) for one in said] == [list])
+    for end in range(1, len(whole)):
+        parser = make_parser(FORMATS[name], TOOLS, thinking_open=False)
+        pieces = parser.push(whole[:end]) + parser.finish(cut=True)
+        assert not any(isinstance(piece, Content) for piece in pieces), whole[:end]
+    parser = make_parser(FORMATS[name], TOOLS, thinking_open=False)
+    assert parser.push("It is 7") + parser.finish(cut=True) == [Content("It is 7")]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

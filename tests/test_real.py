@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
 from prompts import PROMPTS
 from safetensors import safe_open
 from safetensors.torch import save_file
+from serve_fakes import live
 
 import forerun
 from forerun.conversion import convert
 from forerun.language_model import LanguageModel
 from forerun.response import Chunk, Response
+from forerun.serve.app import create_app
+from forerun.serve.local_engine import LocalEngine
+from forerun.serve.model_service import ModelService, loaded_model
+from forerun.serve.settings import ServeSettings
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.find import find
 
@@ -121,6 +129,40 @@ def test_alone_and_in_a_batch(int8: LanguageModel) -> None:
     together = [last(generation) for generation in running]  # iterating one advances them all
     assert [r.tokens for r in together] == [r.tokens for r in alone]
     assert [r.text for r in together] == [r.text for r in alone]
+
+
+COUNTRIES = (
+    "France Italy Spain Germany Japan China India Brazil Canada Mexico Egypt Kenya Peru Chile Norway Sweden Finland "
+    "Poland Greece Turkey Iran Iraq Cuba Nepal Vietnam Thailand Portugal Austria Hungary Ireland Scotland Belgium "
+    "Denmark Iceland Russia Ukraine Argentina Colombia Australia Indonesia"
+)
+
+
+def test_forty_chats_without_a_maximum_run_at_once() -> None:
+    """Over HTTP, in a cache of eight contexts: none is refused or waits, and each says what it says alone."""
+    model, countries = forerun.load("smollm2", max_context=8192), COUNTRIES.split()
+    local = LocalEngine(ServeSettings())
+    local.open(model)
+    service = ModelService("smollm2", local, loaded=loaded_model(model, ServeSettings()))
+
+    def ask(country: str) -> str:
+        question = {"role": "user", "content": f"What is the capital of {country}?"}
+        body = json.dumps({"messages": [question], "temperature": 0}).encode()
+        call = Request(f"{address}/v1/chat/completions", body, {"Content-Type": "application/json"})
+        with urlopen(call, timeout=600) as reply:
+            text: str = json.load(reply)["choices"][0]["message"]["content"]
+        return text
+
+    with live(create_app(service, ServeSettings())) as address:
+        alone = [ask(country) for country in countries]
+        most = 0
+        with ThreadPoolExecutor(len(countries)) as threads:
+            asked = [threads.submit(ask, country) for country in countries]
+            while not all(one.done() for one in asked):
+                most = max(most, local.state().running)
+                time.sleep(0.005)
+        assert [one.result() for one in asked] == alone and most == len(countries) == 40
+    asyncio.run(local.close())
 
 
 def test_rejection_runs_and_is_not_called_guaranteed(int8: LanguageModel) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import NoText, decoder, engine, finish, request, run
+from engines import PAGE, NoText, decoder, engine, finish, request, run
 from tiny import tiny_model
 
 import forerun
-from forerun.engine.sequence import Status
+from forerun.engine.engine import Engine
+from forerun.engine.sequence import Sequence, Status
 from forerun.engine.warmup import warm_up
 from forerun.errors import ForerunError
 from forerun.progress import NullProgress
@@ -37,6 +38,75 @@ def test_the_youngest_is_parked_and_the_oldest_comes_back_first(
                 if sequence.status is Status.FINISHED:
                     machine.release(sequence)
     assert back and back == sorted(back) and sequences[0].id not in back
+
+
+def serve(machine: Engine, sequences: list[Sequence], steps: int = 5000) -> None:
+    """Run until all are done; each is released when it has ended, as a server does. A hang fails."""
+    for _ in range(steps):
+        machine.step()
+        for sequence in sequences:
+            if sequence.status is Status.FINISHED:
+                machine.release(sequence)
+        if all(sequence.given_up for sequence in sequences):
+            return
+    raise AssertionError("the engine does not come to an end")
+
+
+@pytest.mark.parametrize("most", [None, 200])
+def test_forty_answers_begin_together_and_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    """A maximum is a limit and no reservation: none waits for pages that others may never need."""
+    monkeypatch.setattr("forerun.engine.scheduler.DEFAULT_ANSWER", 6)
+    model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
+    # At random: so that answers end at different lengths, most of them before the context does.
+    wishes = [
+        request([7 + n] * 5, max_tokens=most, temperature=1.0, seed=n, stop_ids=frozenset({9})) for n in range(40)
+    ]
+    machine = engine(model, pages=160)
+    sequences = [machine.submit(wish, NoText()) for wish in wishes]
+    machine.step()
+    assert not machine.scheduler.waiting, "all have begun"
+    serve(machine, sequences)
+    alone = [run(engine(model), wish)[0] for wish in wishes]
+    assert [s.answer for s in sequences] == [s.answer for s in alone]
+    assert [s.finish_reason for s in sequences] == [s.finish_reason for s in alone]
+    assert {s.finish_reason for s in sequences} == {"stop", "length"} and machine.scheduler.preemptions > 0
+    machine.pool.check([])
+
+
+def test_an_answer_may_fill_the_whole_cache(tmp_path: Path) -> None:
+    """The context is larger: its end comes when the last page is full, and others had their turn meanwhile."""
+    model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
+    machine, whole = engine(model, pages=12), 12 * PAGE
+    for most in (None, 1000):
+        large = machine.submit(request([5, 6, 7], max_tokens=most), NoText())
+        others = [machine.submit(request([40 + n, 41], max_tokens=most), NoText()) for n in range(3)]
+        serve(machine, [large, *others])
+        assert [s.finish_reason for s in (large, *others)] == ["length"] * 4
+        assert [len(s.tokens) for s in (large, *others)] == [whole + 1] * 4, "the last token needs no place"
+    assert machine.longest == whole
+    assert run(machine, request([5] * (whole - 1), max_tokens=None))[0].finish_reason == "length"
+    with pytest.raises(ForerunError, match=f"the prompt has {whole} tokens and the cache holds {whole}: .*--memory"):
+        machine.submit(request([5] * whole, max_tokens=1), NoText())
+
+
+@pytest.mark.parametrize(("pages", "more"), [(100, 5), (19, 1)])
+def test_pages_come_in_strides_while_all_could_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: int, more: int
+) -> None:
+    """A device must not stop for a page of its own in every round; where pages are few they come one by one."""
+    monkeypatch.setattr("forerun.engine.scheduler.DEFAULT_ANSWER", 4 * PAGE)
+    model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=1), quantize=False)
+    machine = engine(model, pages=pages)
+    sequences = [machine.submit(request([5 + n, 6, 7], max_tokens=None), NoText()) for n in range(2)]
+    machine.step()
+    held = len(sequences[0].cache.pages)
+    for _ in range(100):
+        machine.step()
+        if len(sequences[0].cache.pages) > held:
+            break
+    assert len(sequences[0].cache.pages) == held + more
 
 
 def test_who_reads_a_prompt_gives_way_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ import random
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from engines import decoder
+from engines import PAGE, decoder
 from local_engines import language_model
 from serve_fakes import call, live, until
 from stream_rules import check_chat_stream, check_text_stream, text_of
@@ -48,6 +49,13 @@ def address(engine: LocalEngine) -> Iterator[str]:
         yield address
         until(lambda: engine.state().running == 0)
         assert engine.state().cache_usage == 0, "every page is back"
+
+
+def test_the_servers_own_sampling_defaults_come_before_the_models(engine: LocalEngine) -> None:
+    assert engine.model is not None
+    model = replace(engine.model, generation_defaults={"temperature": 0.2, "top_p": 0.9})
+    loaded = loaded_model(model, ServeSettings(default_top_p=0.5, default_top_k=0))
+    assert loaded.generation_defaults == {"temperature": 0.2, "top_p": 0.5, "top_k": 0}
 
 
 def chat(address: str, **body: Any) -> dict[str, Any]:
@@ -290,3 +298,59 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(address: str, eng
     until(lambda: engine.state().running == engine.state().waiting == 0)
     until(lambda: engine.state().cache_usage == 0)
     assert chat(address, temperature=0)["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+LARGE = 100_000  # a maximum that no context has room for
+
+
+def without_a_maximum(number: int) -> tuple[str, dict[str, Any]]:
+    """A request that may go on as long as there is room, in each of the ways to ask for that."""
+    text = "the cat and the dog " * (1 + number % 3) + str(number)
+    messages = [{"role": "user", "content": text}]
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/responses", {"input": text}),
+        ("/v1/chat/completions", {"messages": messages, "max_completion_tokens": LARGE}),
+        ("/v1/messages", {"model": "tiny", "messages": messages, "max_tokens": LARGE}),
+        ("/v1/completions", {"prompt": text, "max_tokens": LARGE}),
+    ]
+    path, body = ways[number % len(ways)]
+    return path, {**body, "temperature": 0}
+
+
+def test_forty_answers_without_a_maximum_in_a_cache_smaller_than_the_context(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is refused, none waits for ever, and each says what it says alone; the last page ends the longest."""
+    monkeypatch.setattr("forerun.engine.scheduler.DEFAULT_ANSWER", 16)
+    assert engine.model is not None
+    model = language_model(engine.model.engine.model, context=1500, pages=24)
+    model.stop_ids = frozenset({0, 2})
+    local, room = LocalEngine(ServeSettings()), 24 * PAGE
+    local.open(model)
+    service = ModelService("tiny", local, loaded=loaded_model(model, ServeSettings()))
+
+    def ask(number: int) -> Any:
+        reply = call(address, *without_a_maximum(number))
+        assert reply.status == 200, reply.text
+        usage = reply.json["usage"]
+        used = sum(
+            usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
+        )
+        return used, reply.json.get("choices") or reply.json.get("content") or [
+            item["content"] for item in reply.json["output"]
+        ]
+
+    with live(create_app(service, ServeSettings())) as address:
+        alone = [ask(number) for number in range(40)]
+        with ThreadPoolExecutor(40) as threads:
+            together = list(threads.map(ask, range(40)))
+        assert together == alone
+        assert max(used for used, _ in alone) == room + 1, "the last token needs no place"
+        assert model.engine.scheduler.preemptions > 0
+        props = call(address, "/props").json
+        assert (props["context"], props["cache_tokens"]) == (room, room)
+        reply = call(address, "/v1/completions", {"prompt": [5] * room, "max_tokens": 1})
+        assert reply.status == 400 and f"have room for {room} together" in reply.json["error"]["message"]
+        until(lambda: local.state().cache_usage == 0)
+    asyncio.run(local.close())

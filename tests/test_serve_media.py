@@ -102,6 +102,12 @@ def said(answer: dict[str, Any]) -> Any:
     return [choice["message"]["content"] for choice in answer["choices"]], answer["usage"]
 
 
+def test_an_answer_about_a_picture_is_proved(address: str) -> None:
+    proved = {"draft": "lookup", "depth": 4, "prove": True}
+    answer = chat(address, ask(image(), sound()), speculative=proved, n=2, temperature=0.8, seed=3)
+    assert answer["forerun"]["proof"] == {"identical": True, "tokens": answer["usage"]["completion_tokens"]}
+
+
 def test_answers_depend_on_the_picture_alone(address: str) -> None:
     cat = chat(address, ask(image()))
     assert said(chat(address, ask(image()))) == said(cat)

@@ -53,7 +53,7 @@ def test_every_route_needs_the_key_but_health_and_the_page(app: Any, address: st
                     closed += 1
                     assert reply.headers["www-authenticate"] == "Bearer"
                 else:
-                    assert odd.split("?")[0] in ("/health", "/v1/health", "/"), (method, odd, reply.status)
+                    assert odd.split("?")[0] in ("/health", "/v1/health", "/ready", "/"), (method, odd, reply.status)
     assert closed > 200
 
 
@@ -123,6 +123,17 @@ def test_pages_that_are_allowed_get_cors(address: str) -> None:
     assert reply.headers["access-control-allow-origin"] == "https://app.example"
     denied = call(address, "/v1/models", headers=origin)
     assert (denied.status, denied.headers["access-control-allow-origin"]) == (401, "https://app.example")
+
+
+def test_a_host_that_is_allowed_is_allowed_on_all_its_ports() -> None:
+    settings = ServeSettings(allowed_origins=("localhost", "app.example:81", "https://one.example"))
+    with live(app_for(FakeEngine(), settings)) as address:
+        local = ("http://localhost:3000", "https://localhost", "http://127.0.0.1:8080", "http://[::1]:3000")
+        for origin in (*local, "http://app.example:81", "https://one.example"):
+            reply = call(address, "/v1/models", headers={"Origin": origin})
+            assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, origin)
+        for origin in ("http://localhost.evil", "http://app.example", "http://one.example", "null", "http://[::2]"):
+            assert call(address, "/v1/models", headers={"Origin": origin}).status == 403
 
 
 def test_too_many_and_too_long_headers(address: str) -> None:

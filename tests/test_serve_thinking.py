@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from engines import decoder
 from local_engines import language_model
-from serve_fakes import call, live
+from serve_fakes import FakeEngine, app_for, call, live
 from tiny import tiny_model, tiny_tokenizer
 
 from forerun.serve.app import create_app
@@ -89,3 +89,21 @@ def test_effort_is_a_budget(address: str) -> None:
     choice = chat(address, reasoning_effort="minimal", max_tokens=300, temperature=0)
     assert choice["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 256 + len(CLOSING)
     assert choice["message"]["content"]
+
+
+@pytest.mark.parametrize(("said", "thinks"), [("auto", True), ("off", False), ("low", True)])
+def test_the_servers_word_on_thinking_holds_where_a_request_has_none(said: str, thinks: bool) -> None:
+    engine = FakeEngine(say=lambda work: "x")
+    engine.tokenizer.chat_template = TEMPLATE
+    with live(app_for(engine, ServeSettings(reasoning=said))) as address:
+        for path, body in {"/v1/chat/completions": {}, "/v1/messages": {"model": "tiny", "max_tokens": 9}}.items():
+            assert call(address, path, {"messages": ASK, **body}).status == 200
+            prompt = engine.tokenizer.decode(engine.started[-1].request.prompt)
+            assert prompt.endswith("<think>\n") == thinks
+            assert (engine.started[-1].constraint is not None) == (said == "low"), "a level has a budget"
+        shown = call(address, "/apply-template", {"messages": ASK}).json["prompt"]
+        assert shown.endswith("<think>\n") == thinks
+        call(address, "/v1/chat/completions", {"messages": ASK, "reasoning_effort": "none"})
+        assert not engine.tokenizer.decode(engine.started[-1].request.prompt).endswith("<think>\n")
+        call(address, "/v1/chat/completions", {"messages": ASK, "reasoning_effort": "high"})
+        assert engine.tokenizer.decode(engine.started[-1].request.prompt).endswith("<think>\n")

@@ -115,6 +115,25 @@ def test_a_call_that_a_stop_string_cut_is_no_call_to_make(address: str) -> None:
         assert (message["stop_reason"], message["stop_sequence"]) == expected
 
 
+@pytest.mark.parametrize("most", [1, 9, 30, 60])
+def test_a_call_that_the_limit_cut_is_never_text(most: int) -> None:
+    """In no dialect, neither whole nor streamed."""
+    say = CALLS.partition("One moment.")[2]
+    with live(app_for(FakeEngine(say=lambda work: say))) as address:
+        chat = {"messages": ASK, "tools": TOOLS, "max_tokens": most}
+        choice = call(address, "/v1/chat/completions", chat).json["choices"][0]
+        assert choice["finish_reason"] == "length" and not choice["message"]["content"]
+        streamed = call(address, "/v1/chat/completions", chat | {"stream": True}).text
+        assert '"finish_reason":"length"' in streamed and "<" not in streamed
+        functions = [tool["function"] for tool in TOOLS]
+        tools = [{"name": one["name"], "input_schema": one["parameters"]} for one in functions]
+        message = call(address, "/v1/messages", chat | {"model": "tiny", "tools": tools}).json
+        assert message["stop_reason"] == "max_tokens" and "text" not in [part["type"] for part in message["content"]]
+        body = {"input": "x", "tools": [{"type": "function"} | one for one in functions], "max_output_tokens": most}
+        response = call(address, "/v1/responses", body).json
+        assert response["status"] == "incomplete" and "message" not in [item["type"] for item in response["output"]]
+
+
 def test_the_template_sees_tools_calls_results_and_reasoning(engine: FakeEngine, address: str) -> None:
     for name in ("reasoning_content", "reasoning"):
         messages = [
@@ -212,3 +231,5 @@ def test_template_and_count(address: str) -> None:
     count = call(address, "/v1/chat/completions/input_tokens", body).json["input_tokens"]
     used = call(address, "/v1/chat/completions", body).json["usage"]["prompt_tokens"]
     assert count == used == call(address, "/tokenize", {"content": text}).json["count"]
+    unbegun = call(address, "/apply-template", body | {"add_generation_prompt": False}).json["prompt"]
+    assert unbegun == text.removesuffix("<|im_start|>assistant\n") != text

@@ -75,7 +75,7 @@ def test_constrained_and_free_answers_in_one_engine(
             visit.request = replace(visit.request, accept="coupled" if number % 5 else "rejection")
             if visit.request.accept == "rejection":  # of which only the distribution is plain decoding's
                 visit.request = replace(visit.request, sampling=replace(visit.request.sampling, temperature=0.0))
-    storm = Storm(dense_engine(folder, tmp_path, pages=30), visits)
+    storm = Storm(dense_engine(folder, tmp_path, pages=22), visits)
     storm.engine.scheduler.max_sequences = 6
     storm.run()
     storm.compare(dense_engine(folder, tmp_path))

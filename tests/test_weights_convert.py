@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -193,3 +194,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_tokenizer_has_a_class_that_older_transformers_know(tmp_path: Path) -> None:
+    source = tiny_model(tmp_path / "model", "llama")
+    written = json.loads((source / "tokenizer_config.json").read_text())
+    new = {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<|im_end|>"]}
+    (source / "tokenizer_config.json").write_text(json.dumps(written | new))
+    convert(str(source), tmp_path / "converted")
+    settings = json.loads((tmp_path / "converted/tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert settings["additional_special_tokens"] == ["<|im_end|>"] and "extra_special_tokens" not in settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -102,3 +103,23 @@ def test_templates_run_in_the_sandbox(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(Exception, match="unsafe"):
         load_tokenizer(folder).apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+
+
+def test_no_alarm_about_a_tokenizer_that_is_right(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """transformers takes any large one whose config does not tell its version for an old Mistral's."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    large = Tokenizer(WordLevel({str(n): n for n in range(100_002)}, unk_token="0"))
+    large.pre_tokenizer = Whitespace()
+    large.save(str(folder / "tokenizer.json"))
+    settings = json.loads((folder / "config.json").read_text())
+    settings.pop("transformers_version", None)
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    for family, alarm in (("qwen2", False), ("gemma3_text", False), ("mistral", True)):
+        (folder / "config.json").write_text(json.dumps(settings | {"model_type": family}))
+        caplog.clear()
+        load_tokenizer(folder)
+        assert ("incorrect tokenization" in caplog.text) == alarm, family
+    logging.getLogger("transformers").removeHandler(caplog.handler)

@@ -37,6 +37,7 @@ def load(
     dtype: str = "auto",
     quantize: str = "auto",
     max_context: int | None = None,
+    memory: str | float | None = None,
     draft_model: str | Path | None = None,
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
@@ -48,7 +49,8 @@ def load(
     a smaller model with the same tokenizer for `draft="model"`. `head` is a folder with an MTP head for `draft="mtp"`;
     "auto" takes the model's own or one that comes with forerun, None does without. `draft_model` may also name an
     assistant for `draft="assistant"`; one beside the model is found. `assistant_position`: where its queries stand, at
-    the last committed token ("n-1") or at the pending one ("n"); the text is the same.
+    the last committed token ("n-1") or at the pending one ("n"); the text is the same. `memory` is for keys and values:
+    a share of what is free (0.5) or bytes ("6G"); by default a GPU gives all but a tenth, a CPU enough for 8 contexts.
     """
     from forerun.loading import load_model
 
@@ -58,6 +60,7 @@ def load(
         dtype=dtype,
         quantize=quantize,
         max_context=max_context,
+        memory=memory,
         draft_model=draft_model,
         head=head,
         assistant_position=assistant_position,

@@ -28,7 +28,7 @@ from forerun.weights.checkpoint import SCALE, Checkpoint, open_checkpoint
 from forerun.weights.described import described
 from forerun.weights.find import find
 from forerun.weights.fingerprint import SOURCE_HASH, fingerprint
-from forerun.weights.folder import INDEX, file_inside, new_folder, save_in_files, system_errors, write_json
+from forerun.weights.folder import INDEX, file_inside, new_folder, read_json, save_in_files, system_errors, write_json
 from forerun.weights.generation_config import NAME as GENERATION_CONFIG
 from forerun.weights.schemes import BLOCK_FORMATS, BLOCKS, INT8, KEYS, Scheme, scheme_of
 from forerun.weights.tokenizer import load_tokenizer
@@ -114,6 +114,7 @@ def write_folder(
         with progress.task("converting weights", len(names)) as task:
             count, size = save_in_files(stored(), work)
         write_side_files(checkpoint.path, work)
+        name_known_class(work)
         config = without_scheme(checkpoint.config) | {SOURCE_HASH: fingerprint(checkpoint)}
         scheme = own_scheme(checkpoint)
         if quantize in FORMATS:
@@ -147,6 +148,18 @@ def without_scheme(config: Mapping[str, Any]) -> dict[str, Any]:
 def own_scheme(checkpoint: Checkpoint) -> Scheme | None:
     """How a folder's weights are quantised, if they are."""
     return scheme_of(checkpoint.config, str(checkpoint.path)) if checkpoint.path.is_dir() else None
+
+
+def name_known_class(work: Path) -> None:
+    """transformers 5 writes a tokenizer's class and extra tokens in a way that transformers 4 cannot read."""
+    settings = read_json(work, "tokenizer_config.json")
+    if settings is None or settings.get("tokenizer_class") != "TokenizersBackend":
+        return
+    extra = settings.pop("extra_special_tokens", None)
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if extra is not None:
+        settings["additional_special_tokens" if isinstance(extra, list) else "extra_special_tokens"] = extra
+    write_json(work / "tokenizer_config.json", settings)
 
 
 def write_side_files(source: Path, work: Path) -> None:

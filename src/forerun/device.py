@@ -15,7 +15,9 @@ from forerun.kernels.reference import ReferenceKernels
 from forerun.memory import available_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CACHE_SHARE = 0.25  # of the memory that is free when a model loads
+# Of the memory that is free when the weights are there: what the cache takes.
+CPU_CACHE_SHARE = 0.25  # at most: other programs live there too
+GPU_CACHE_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,12 @@ def inspect_model(
     dtype: str = "auto",
     quantize: str = "auto",
     max_context: int | None = None,
+    memory: str | float | None = None,
     progress: Progress | None = None,
 ) -> CheckReport:
     """Load a model and describe it."""
     loaded = load_model(
-        model, device=device, dtype=dtype, quantize=quantize, max_context=max_context, progress=progress
+        model, device=device, dtype=dtype, quantize=quantize, max_context=max_context, memory=memory, progress=progress
     )
     with torch.inference_mode():
         return describe(loaded)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
+from forerun import __version__
 from forerun.device import Machine, running_memory
 from forerun.engine.engine import Engine
 from forerun.engine.interrupts import interrupts_held
@@ -24,6 +25,7 @@ from forerun.policy.cost_file import CostFile
 from forerun.policy.costs import CostTable
 from forerun.policy.kinds import kind_of
 from forerun.progress import NullProgress, Progress
+from forerun.proof import Decoded, Proof, plain_request, prove
 from forerun.response import Chunk, Response
 from forerun.sample.language import language_bias
 from forerun.text.answer import AnswerText
@@ -94,7 +96,8 @@ class LanguageModel:
                 warm_up(self.engine, sampling.filtered, progress or NullProgress())
         text = AnswerText(self.tokenizer, tokens, options.stops)
         with interrupts_held():  # nobody else would release it
-            return Generation(self, self.engine.submit(request, text), text, progress or NullProgress())
+            sequence = self.engine.submit(request, text)
+            return Generation(self, sequence, text, progress or NullProgress(), request if options.prove else None)
 
     def _text(self, prompt: Prompt, tokens: Sequence[int]) -> str:
         """What a prompt says, in whatever form it came; `tokens` are its ids."""
@@ -137,6 +140,7 @@ class LanguageModel:
                 *(self.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
                 *sequence.warnings,
             ],
+            accept=sequence.request.accept,
         )
 
     def keep_costs(self) -> None:
@@ -152,8 +156,18 @@ class Generation:
     `with` block) frees its memory, as does dropping the last reference to it.
     """
 
-    def __init__(self, model: LanguageModel, sequence: Running, sink: AnswerText, progress: Progress) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        sequence: Running,
+        sink: AnswerText,
+        progress: Progress,
+        to_prove: Request | None = None,
+    ) -> None:
+        """`to_prove`: the request, where the answer is to be decoded again at its end."""
         self.model, self.sequence, self._sink, self._progress = model, sequence, sink, progress
+        self._to_prove = to_prove
+        self._proof: Proof | None = None
         self._text: list[str] = []
         self._ended = False
 
@@ -209,8 +223,29 @@ class Generation:
             self.close()
             with running_memory():
                 raise self.sequence.error
+        if self._to_prove is not None and self.sequence.finish_reason != "cancelled":
+            self._proof = self._decode_again(self._to_prove)
         with interrupts_held():
             return self._end()
+
+    def _decode_again(self, request: Request) -> Proof:
+        """Without drafts. Where that fails, the answer is there all the same."""
+        model, limit = self.model, self.sequence.limit - len(request.prompt)  # `extend` has moved it
+        request = replace(request, max_tokens=limit)
+        sink = AnswerText(model.tokenizer, request.prompt, request.stop_strings)
+        try:
+            with interrupts_held():
+                again = Generation(model, model.engine.submit(plain_request(request), sink), sink, self._progress)
+            with again:
+                for _ in again:
+                    pass
+        except ForerunError as error:
+            return Proof(None, error=str(error))
+        about = f"forerun {__version__}, {model.name}, {model.machine.describe()} on {model.machine.device}"
+        given, plain = (
+            Decoded(s.answer, s.stop, s.finish_reason or "cancelled") for s in (self.sequence, again.sequence)
+        )
+        return prove([request], [given], [plain], lambda token: str(model.tokenizer.decode([token])), about)
 
     def _end(self) -> Chunk:
         self._ended = True
@@ -223,7 +258,7 @@ class Generation:
     def response(self) -> Response:
         """The answer so far and what it took."""
         text = [*self._text, *(emission.text for emission in self.sequence.emissions)]
-        return self.model.response(self.sequence, "".join(text))
+        return replace(self.model.response(self.sequence, "".join(text)), proof=self._proof)
 
     def extend(self, max_tokens: int) -> None:
         """Let an answer that was cut off go on for `max_tokens` more, as if it had never stopped.
@@ -237,7 +272,7 @@ class Generation:
             self.model.engine.resume(self.sequence, more)
             if self._ended:
                 self._text.pop()
-            self._ended = False
+            self._ended, self._proof = False, None
 
     def cancel(self) -> None:
         """Stop here; the next chunk is the last. `extend` takes it up again."""

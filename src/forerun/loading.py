@@ -14,10 +14,19 @@ from typing import Any
 
 import torch
 
-from forerun.cache.pages import PagePool
+from forerun.cache.pages import PagePool, token_bytes
 from forerun.cgroups import processors
-from forerun.device import CACHE_SHARE, Machine, free_memory, out_of_memory, plan_machine, running_memory
+from forerun.device import (
+    CPU_CACHE_SHARE,
+    GPU_CACHE_SHARE,
+    Machine,
+    free_memory,
+    out_of_memory,
+    plan_machine,
+    running_memory,
+)
 from forerun.draft.arms import MAX_DEPTH, MTP
+from forerun.draft.assistant import AssistantDrafter
 from forerun.draft.assistant_loading import find_assistant
 from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
@@ -26,14 +35,14 @@ from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter
 from forerun.engine.device import device_executor
 from forerun.engine.engine import CHUNK, Engine
-from forerun.engine.graphs import GraphedTarget, Graphs
+from forerun.engine.graphs import GraphedTarget, Graphs, working_memory
 from forerun.engine.probe import ProbeResult, probe
 from forerun.errors import ForerunError
 from forerun.home import expanded, forerun_home
 from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
 from forerun.media.loading import media_reader, media_weights
-from forerun.memory import return_freed_memory
+from forerun.memory import available_memory, return_freed_memory, wanted_memory
 from forerun.models.families import build
 from forerun.models.gemma4_assistant import POSITIONS
 from forerun.models.layers.decoder import Decoder
@@ -44,15 +53,16 @@ from forerun.options import whole_number
 from forerun.policy.cost_file import CostFile, machine_facts
 from forerun.policy.costs import CostTable
 from forerun.progress import NullProgress, Progress
+from forerun.tables import readable_bytes
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
-from forerun.weights.find import find
+from forerun.weights.find import BUILT_IN_SAMPLING, find
 from forerun.weights.fingerprint import fingerprint
 from forerun.weights.generation_config import generation_defaults
 from forerun.weights.heads import find_head
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
 
 PAGE = 64  # tokens per page
-SEQUENCES = 8  # full contexts the cache holds when memory allows
+SEQUENCES = 8  # full contexts the cache of a CPU holds when memory allows and nothing else is asked for
 PROBED_WIDTHS = [2, 3, 4, 5, 8, 12, 16]
 DEVICE_CHUNK = 2048  # prompt tokens of a pass on a GPU: launching it takes the host as long as many tokens take the GPU
 PROBED_PAGES = 4  # the probe runs two sequences, one of them over the border of a page
@@ -65,6 +75,7 @@ def load_model(
     dtype: str = "auto",
     quantize: str = "auto",
     max_context: int | None = None,
+    memory: str | float | None = None,
     draft_model: str | Path | None = None,
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
@@ -76,7 +87,7 @@ def load_model(
     model = name_or_path("the model", model)
     draft_model = None if draft_model is None else name_or_path("draft_model", draft_model)
     head = None if head is None else name_or_path("head", head)
-    max_context = whole_number("max_context", max_context)
+    max_context, room = whole_number("max_context", max_context), wanted_memory(memory)
     if assistant_position not in POSITIONS:
         raise ForerunError(f"the assistant's position must be {' or '.join(POSITIONS)}, not {assistant_position!r}")
     machine = plan_machine(device, dtype, quantize)
@@ -88,26 +99,34 @@ def load_model(
         checkpoint = open_checkpoint(folder)
         with enough_memory(checkpoint, machine):
             decoder = build(checkpoint, machine.kernels, machine.device, machine.dtype, progress)
-            context = context_size(decoder, max_context)
-            towers = media_weights(checkpoint, decoder.dtype)
-            pool = make_pool(decoder, context, machine, towers)
-            target = graphed(decoder, pool, context) if machine.graphs else None
-            host = host_target(decoder, pool)
-            result = run_probe(decoder, pool, progress, target or host)
+        context = context_size(decoder, max_context)
         tokenizer = reading.result()
     vocab = min(len(tokenizer), decoder.config.vocab)
+    file = expanded(model)
+    drafting = None
+    with running_memory():  # all weights come before the cache, which takes what they leave
+        named = None if draft_model is None else find(draft_model, progress=progress)
+        assistant = find_assistant(named, folder, decoder, assistant_position)
+        if named is not None and assistant.assistant is None:
+            drafting = load_draft_model(named, tokenizer, machine, context, progress)
+        heads = load_head(head, checkpoint, decoder, vocab)
+    towers = media_weights(checkpoint, decoder.dtype)
+    with enough_memory(checkpoint, machine):
+        others = [] if drafting is None else list(drafting.config.attention)
+        others += [] if heads.head is None else [AttentionSpec(heads.head.layout)]
+        pool = make_pool(decoder, context, machine, towers, room, token_bytes(others, decoder.dtype))
+        target = graphed(decoder, pool, context) if machine.graphs else None
+        host = host_target(decoder, pool)
+        result = run_probe(decoder, pool, progress, target or host)
     drafters: dict[str, Drafter] = {"lookup": Lookup()}
     labels = {"lookup": "finds drafts in the text so far"}
     with running_memory():
-        named = None if draft_model is None else find(draft_model, progress=progress)
-        assistant = find_assistant(named, folder, decoder, pool, vocab, assistant_position)
-        if assistant.drafter is not None:
-            drafters["assistant"] = assistant.drafter
+        if assistant.assistant is not None:
+            drafters["assistant"] = AssistantDrafter(assistant.assistant, pool, vocab)
             labels["assistant"] = f"the assistant {assistant.path}"
-        elif named is not None:
-            drafters["model"] = load_drafter(named, tokenizer, machine, context, vocab, progress, towers)
+        elif drafting is not None:
+            drafters["model"] = attach_draft_model(drafting, pool, vocab)
             labels["model"] = f"the draft model {draft_model}"
-        heads = load_head(head, checkpoint, decoder, vocab)
         if heads.head is not None:
             drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab, context)
             labels["mtp"] = heads.label
@@ -138,12 +157,12 @@ def load_model(
         probe=result,
         load_seconds=time.perf_counter() - began,
         name=os.path.basename(os.path.abspath(file)) if file.exists() else model,
-        generation_defaults=generation_defaults(folder),
+        generation_defaults=BUILT_IN_SAMPLING.get(model, {}) | generation_defaults(folder),
         head_warnings=heads.warnings + assistant.warnings,
         notes=checkpoint.notes,
         cost_file=cost_file,
         drafter_labels=labels,
-        media=media_reader(checkpoint, tokenizer, machine.device, decoder.dtype, engine.owner, context=context),
+        media=media_reader(checkpoint, tokenizer, machine.device, decoder.dtype, engine.owner, context=engine.longest),
     )
 
 
@@ -163,35 +182,56 @@ def context_size(decoder: Decoder, wanted: int | None) -> int:
     return wanted
 
 
-def make_pool(decoder: Decoder, context: int, machine: Machine, towers: int) -> PagePool:
-    """Pages for several full contexts, as far as a share of the free memory goes.
+def make_pool(
+    decoder: Decoder, context: int, machine: Machine, towers: int, wanted: int | float | None = None, beside: int = 0
+) -> PagePool:
+    """Pages for as many tokens as `wanted` memory holds, in bytes or as a share of what is free.
 
-    `towers`: bytes of those that media will ask for. Up to half of the memory they are not counted as free; where they
-    need more, requests with media may find too little, but all others have their pages.
+    By default a GPU gives all but a tenth: it has nothing else to do. A CPU gives a quarter at most, and no more than
+    several full contexts take. `beside`: bytes of each token in the caches of drafters, which the memory is for too.
+    `towers`: bytes of those that media will ask for. Up to half of the memory they are not counted as free, nor is what
+    passes want; where they need more, requests with media may find too little, but all others have their pages.
     """
-    tokens = max(SEQUENCES * (context + MAX_DEPTH), PROBED_PAGES * PAGE)
-    free = free_memory(decoder.device)
-    memory = int(max(free - towers, free // 2) * CACHE_SHARE)
-    pool = PagePool.within(decoder.config, tokens, PAGE, memory, decoder.dtype, decoder.device, machine.graphs)
-    if pool is None:
+    gpu, tokens = machine.device.type == "cuda", None
+    if gpu:
+        torch.cuda.empty_cache()  # what packing weights has left with torch is free as well
+    free = free_memory(machine.device)
+    later = towers + (working_memory(decoder, DEVICE_CHUNK) if gpu else 0)
+    if wanted is None:
+        wanted = GPU_CACHE_SHARE if gpu else CPU_CACHE_SHARE
+        tokens = None if gpu else max(SEQUENCES * (context + MAX_DEPTH), PROBED_PAGES * PAGE)
+    memory = int(max(free - later, free // 2) * wanted) if isinstance(wanted, float) else wanted
+    if memory > free and (gpu or available_memory() is not None):  # else it is a guess
         raise ForerunError(
-            "there is not enough free memory for a key/value cache: close programs or use a smaller model"
+            f"the cache cannot have {readable_bytes(memory)}: {readable_bytes(free)} are free; give it less memory"
+        )
+    each = token_bytes(decoder.config.attention, decoder.dtype) + beside
+    pool = PagePool.within(
+        decoder.config, tokens, PAGE, memory, decoder.dtype, decoder.device, machine.graphs, beside=beside
+    )
+    if pool is None or pool.count < PROBED_PAGES:
+        raise ForerunError(
+            f"{readable_bytes(memory)} are too little for the key/value cache, where {PAGE} tokens take "
+            f"{readable_bytes(PAGE * each)}: give it more memory (--memory), close programs or use a smaller model"
         )
     return pool
 
 
-def load_drafter(
-    folder: Path, tokenizer: Any, machine: Machine, context: int, vocab: int, progress: Progress, towers: int
-) -> ModelDrafter:
+def load_draft_model(folder: Path, tokenizer: Any, machine: Machine, context: int, progress: Progress) -> Decoder:
     """A draft model must speak in the same tokens as the target."""
     if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
         raise ForerunError(f"the draft model {folder} has another tokenizer: use one from the same family as the model")
     decoder = build(open_checkpoint(folder), machine.kernels, machine.device, machine.dtype, progress)
-    context = min(context, decoder.config.context)
     if machine.graphs:
-        decoder.rope.reserve(context + 2 * (MAX_DEPTH + 1))
-    pool = make_pool(decoder, context, machine, towers)
-    return ModelDrafter(decoder, pool, min(vocab, decoder.config.vocab), CHUNK, host_target(decoder, pool))
+        decoder.rope.reserve(min(context, decoder.config.context) + 2 * (MAX_DEPTH + 1))
+    return decoder
+
+
+def attach_draft_model(decoder: Decoder, pool: PagePool, vocab: int) -> ModelDrafter:
+    """A drafter with a cache for as many tokens as the target's."""
+    shape, device = decoder.config, decoder.device
+    own = PagePool.for_model(shape, pool.count, pool.page, decoder.dtype, device, on_device=pool.on_device)
+    return ModelDrafter(decoder, own, min(vocab, shape.vocab), CHUNK, host_target(decoder, own))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from forerun.errors import ForerunError
@@ -45,13 +45,16 @@ class GenerationOptions:
     max_tokens: int | None = field(
         default=None, metadata=_about(SAMPLING, "Longest answer; default: until the model ends.", flags=("-n",))
     )
-    temperature: float = field(default=0.0, metadata=_about(SAMPLING, "0: the likeliest token.", flags=("--temp",)))
-    top_p: float = field(default=1.0, metadata=_about(SAMPLING, "Keep the likeliest tokens up to P."))
-    top_k: int = field(default=0, metadata=_about(SAMPLING, "Keep the K likeliest tokens; 0: all."))
-    min_p: float = field(default=0.0, metadata=_about(SAMPLING, "Drop tokens below P × the likeliest one."))
-    repetition_penalty: float = field(default=1.0, metadata=_about(SAMPLING, "Above 1: fewer repeats."))
-    presence_penalty: float = field(default=0.0, metadata=_about(SAMPLING, "Taken off tokens already said."))
-    frequency_penalty: float = field(default=0.0, metadata=_about(SAMPLING, "Taken off per time already said."))
+    # None: as `SamplingParams` says, which is greedy decoding; a chat takes what the model's makers recommend.
+    temperature: float | None = field(
+        default=None, metadata=_about(SAMPLING, "0: the likeliest token.", flags=("--temp",))
+    )
+    top_p: float | None = field(default=None, metadata=_about(SAMPLING, "Keep the likeliest tokens up to P."))
+    top_k: int | None = field(default=None, metadata=_about(SAMPLING, "Keep the K likeliest tokens; 0: all."))
+    min_p: float | None = field(default=None, metadata=_about(SAMPLING, "Drop tokens below P × the likeliest one."))
+    repetition_penalty: float | None = field(default=None, metadata=_about(SAMPLING, "Above 1: fewer repeats."))
+    presence_penalty: float | None = field(default=None, metadata=_about(SAMPLING, "Taken off tokens already said."))
+    frequency_penalty: float | None = field(default=None, metadata=_about(SAMPLING, "Taken off per time already said."))
     logit_bias: Mapping[int, float] | None = field(
         default=None, metadata=_about(SAMPLING, "Added to tokens.", metavar="ID=BIAS,…")
     )
@@ -73,17 +76,25 @@ class GenerationOptions:
     accept: AcceptChoice = field(
         default="coupled", metadata=_about(SPECULATION, "coupled: same text per seed; rejection: same distribution.")
     )
+    prove: bool = field(
+        default=False, metadata=_about(SPECULATION, "Decode again without drafts, and compare.", flag="--prove")
+    )
 
     def __post_init__(self) -> None:
         for name in ("system", "lang_bias"):
             _require(name, "text", getattr(self, name), isinstance(getattr(self, name), str | None))
-        _require("raw", "True or False", self.raw, isinstance(self.raw, bool))
+        for name in ("raw", "prove"):
+            _require(name, "True or False", getattr(self, name), isinstance(getattr(self, name), bool))
         _require("logit_bias", "biases by token id", self.logit_bias, isinstance(self.logit_bias, Mapping | None))
         _require("suppress", "several token ids", self.suppress, _is_several(self.suppress))
         texts = isinstance(self.stop, str) or (_is_several(self.stop) and all(isinstance(t, str) for t in self.stops))
         _require("stop", "a text or several", self.stop, texts)
         object.__setattr__(self, "max_tokens", whole_number("max_tokens", self.max_tokens))
         object.__setattr__(self, "draft_tokens", whole_number("draft_tokens", self.draft_tokens, "auto"))
+        if self.prove and self.accept == "rejection":
+            raise ForerunError(
+                "rejection keeps the distribution and not the tokens, so there is nothing to prove: drop one of them"
+            )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> GenerationOptions:
@@ -97,6 +108,11 @@ class GenerationOptions:
     def to_dict(self) -> dict[str, Any]:
         """Names and values, as `forerun.stream` takes them."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> GenerationOptions:
+        """With values for what is not set."""
+        missing: dict[str, Any] = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return replace(self, **missing)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -115,7 +131,7 @@ class GenerationOptions:
         from forerun.sample.parameters import SamplingParams, fresh_seed
 
         wanted = {entry.name for entry in fields(SamplingParams)}
-        values = {name: value for name, value in self.to_dict().items() if name in wanted}
+        values = {name: value for name, value in self.to_dict().items() if name in wanted and value is not None}
         values["logit_bias"] = {**(language_bias or {}), **(self.logit_bias or {})}  # a single token's own bias wins
         values["suppress"] = () if self.suppress is None else self.suppress
         values["seed"] = fresh_seed() if self.seed is None else self.seed

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forerun.engine.sequence import ArmUse
+from forerun.proof import Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Response:
     per_position: list[list[int]] = field(default_factory=list)  # [drafts that reached a position, accepted there]
     seconds_saved: float | None = None  # against plain decoding, by plain rounds measured in this process
     warnings: list[str] = field(default_factory=list)
+    accept: str = "coupled"  # how drafts were checked, or "rejection"
+    proof: Proof | None = None  # where it was asked for, and the answer came to its end
 
     @property
     def tokens_per_round(self) -> float:
@@ -43,7 +46,7 @@ class Response:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         more = {"tokens_per_round": self.tokens_per_round, "accepted_per_position": self.accepted_per_position}
-        return asdict(self) | more
+        return asdict(self) | more | {"proof": None if self.proof is None else self.proof.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)

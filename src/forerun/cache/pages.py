@@ -33,6 +33,11 @@ class CacheShape(Protocol):
     def recurrent_layers(self) -> int: ...
 
 
+def token_bytes(attention: Sequence[AttentionSpec], dtype: torch.dtype) -> int:
+    """Of the keys and values of one token in all these layers."""
+    return sum(2 * spec.layout.kv_heads * spec.layout.size for spec in attention) * dtype.itemsize
+
+
 class PagePool:
     """Pages of keys and values for all attention layers, and slots for the state of recurrent ones.
 
@@ -82,14 +87,18 @@ class PagePool:
     def within(
         cls,
         shape: CacheShape,
-        tokens: int,
+        tokens: int | None,
         page: int,
         memory: int,
         dtype: torch.dtype,
         device: torch.device,
         on_device: bool = False,
+        beside: int = 0,
     ) -> PagePool | None:
-        """A pool for up to `tokens` tokens in up to `memory` bytes; None when that is too little to run at all."""
+        """A pool for up to `tokens` tokens in up to `memory` bytes; None when that is too little to run at all.
+
+        `beside`: bytes that others will hold for each token, which the memory is for as well.
+        """
         slots = 0
         if shape.delta is not None:
             kind = DeviceStates if on_device else StateSlots
@@ -98,8 +107,9 @@ class PagePool:
             memory -= (slots + on_device) * each
             if slots < 2:  # the exactness probe runs two sequences side by side
                 return None
-        numbers = sum(2 * spec.layout.kv_heads * spec.layout.size for spec in shape.attention)  # of one token
-        pages = min(tokens // page, memory // (numbers * dtype.itemsize * page))
+        pages = memory // ((token_bytes(shape.attention, dtype) + beside) * page)
+        if tokens is not None:
+            pages = min(pages, tokens // page)
         return cls.for_model(shape, pages, page, dtype, device, slots, on_device) if pages >= 2 else None
 
     @property

@@ -103,7 +103,7 @@ class ChatLoop:
 
     def _regenerate(self) -> None:
         options, turns = self._session.options, self._session.turns
-        if options.temperature == 0 or options.seed is not None:
+        if not self._session.sampled or options.seed is not None:
             self._note("the same text will come: /set temperature=0.8 or another seed changes that")
         before = turns.pop() if turns[-1]["role"] == "assistant" else None
         try:
@@ -135,8 +135,10 @@ class ChatLoop:
             session.turns.append({"role": "assistant", "content": "".join(text)})
             outcome = reply.outcome()
         session.totals.add(outcome)
-        told = outcome_line(outcome, sampled=session.options.temperature > 0)
+        told = outcome_line(outcome, sampled=session.sampled)
         self._note(("stopped · " if self._pressed else "") + told)
+        if outcome.proof is not None:
+            self._notes.print(outcome.proof, markup=False, highlight=False, soft_wrap=True)
         if session.colour:
             self._legend([arm for arm in arms if arm])
         for warning in outcome.warnings:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from types import MappingProxyType
 from typing import Any
 
 from forerun.bench.http_client import Address, complaint, events
@@ -16,12 +17,15 @@ from forerun.media.parts import Kind
 from forerun.options import GenerationOptions
 
 CONNECT_SECONDS = 600.0  # a prompt may take long to read; a server that is gone refuses at once
-LOCAL_ONLY = ("raw", "lang_bias", "suppress", "accept")  # what a request over HTTP has no field for
-SENT = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+LOCAL_ONLY = ("raw", "lang_bias", "suppress")  # what a request over HTTP has no field for
+SPECULATIVE = ("draft", "draft_tokens", "accept", "prove")
+SENT = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
 
 
 class RemoteTalker:
     """A server at an address such as http://127.0.0.1:8000, with or without /v1."""
+
+    defaults: Mapping[str, float] = MappingProxyType({"temperature": 1.0})  # OpenAI's, unless the server has its own
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self._server = Address.of(url, api_key)
@@ -48,14 +52,13 @@ class RemoteTalker:
         return RemoteReply(self._ask("POST", "/chat/completions", self._body(messages, options)))
 
     def _body(self, messages: Sequence[Message], options: GenerationOptions) -> dict[str, Any]:
-        """Temperature is always sent: a server's own default is another one than ours."""
+        """What is not set is as the server likes it."""
         defaults = GenerationOptions()
         body: dict[str, Any] = {
             "model": self.name,
             "messages": [{**message, "content": sent_content(message["content"])} for message in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
-            "temperature": options.temperature,
             "return_token_details": True,
         }
         body |= {name: getattr(options, name) for name in SENT if getattr(options, name) != getattr(defaults, name)}
@@ -65,9 +68,11 @@ class RemoteTalker:
             body["stop"] = list(options.stops)
         if options.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in options.logit_bias.items()}
-        if (options.draft, options.draft_tokens) != (defaults.draft, defaults.draft_tokens):
+        wishes = {name: getattr(options, name) for name in SPECULATIVE}
+        if wishes != {name: getattr(defaults, name) for name in SPECULATIVE}:
             depth = {} if options.draft_tokens == "auto" else {"depth": options.draft_tokens}
-            body["speculative"] = {"draft": options.draft, **depth}
+            changed = {name: wishes[name] for name in ("accept", "prove") if wishes[name] != getattr(defaults, name)}
+            body["speculative"] = {"draft": options.draft, **depth, **changed}
         return body
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HTTPResponse:
@@ -118,13 +123,21 @@ class RemoteReply:
             tokens_per_round=own.get("tokens_per_round"),
             seconds_saved=own.get("seconds_saved"),
             seed=own.get("seed"),
-            guaranteed=own.get("guaranteed"),
+            guaranteed=None if own.get("accept") == "rejection" else own.get("guaranteed"),
             length=self._cut,
             warnings=own.get("warnings", []),
+            proof=proof_line(own["proof"]) if own.get("proof") else None,
         )
 
     def close(self) -> None:
         self._response.close()  # the server notices and stops the work
+
+
+def proof_line(sent: Mapping[str, Any]) -> str:
+    """As for an answer of this process."""
+    from forerun.proof import Proof
+
+    return Proof(**sent).line()
 
 
 def pieces(choice: Mapping[str, Any]) -> Iterator[Piece]:

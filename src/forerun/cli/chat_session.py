@@ -98,6 +98,11 @@ class Session:
         first: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
         return first + self.turns
 
+    @property
+    def sampled(self) -> bool:
+        """Would another seed give another answer?"""
+        return bool(self.options.with_defaults(self.talker.defaults).temperature)
+
     def obey(self, line: str) -> str | None:
         """Carry out a command and return what to say about it."""
         word, _, rest = line[1:].partition(" ")

@@ -42,6 +42,7 @@ class Outcome:
     guaranteed: bool | None = None
     length: bool = False  # the limit on tokens ended it
     warnings: Sequence[str] = field(default_factory=list)
+    proof: str | None = None  # in a line, where it was asked for
 
 
 def saved_seconds(seconds: float) -> str:
@@ -71,6 +72,7 @@ class Talker(Protocol):
     """Answers conversations."""
 
     name: str
+    defaults: Mapping[str, float]  # of options that are not set
 
     def check(self, options: GenerationOptions) -> None:
         """`ForerunError` for what it cannot do."""
@@ -90,6 +92,7 @@ class LocalTalker:
         from forerun.serve.parsing.formats import format_of
 
         self.name, self._model, self._progress = name, model, progress
+        self.defaults = model.generation_defaults
         self._format = format_of(model.tokenizer)
 
     def check(self, options: GenerationOptions) -> None:
@@ -99,8 +102,8 @@ class LocalTalker:
         check_kind(self.name, self._model.media, kind)
 
     def answer(self, messages: Sequence[Message], options: GenerationOptions) -> LocalReply:
-        given = replace(options, system=None, raw=False).to_dict()  # a system message is one of the messages
-        generation = self._model.start(list(messages), progress=self._progress, **given)
+        options = replace(options.with_defaults(self.defaults), system=None, raw=False)  # system is a message here
+        generation = self._model.start(list(messages), progress=self._progress, **options.to_dict())
         return LocalReply(generation, self._parser(messages))
 
     def _parser(self, messages: Sequence[Message]) -> AnswerParser:
@@ -141,9 +144,10 @@ class LocalReply:
             tokens_per_round=response.tokens_per_round if response.rounds else None,
             seconds_saved=response.seconds_saved,
             seed=response.seed,
-            guaranteed=response.guaranteed,
+            guaranteed=None if response.accept == "rejection" else response.guaranteed,  # nothing was promised
             length=response.finish_reason == "length",
             warnings=response.warnings,
+            proof=None if response.proof is None else response.proof.line(),
         )
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from forerun.errors import ForerunError
+from forerun.memory import wanted_memory
 from forerun.options import SPECULATION
 
 MODEL_PANEL = "Model"
@@ -115,10 +116,14 @@ class ModelOptions:
         "auto", MODEL_PANEL, "How to store the weights; auto: int8 on CPU, none elsewhere."
     )
     max_context: int | None = _about(None, MODEL_PANEL, "Longest prompt plus answer, in tokens; default: the model's.")
+    memory: str | None = _about(
+        None, MODEL_PANEL, "For the key/value cache: a share of what is free, or bytes.", metavar="0.5|6G|512M"
+    )
 
     def check(self) -> None:
         """Refuse what cannot be meant, before a model is loaded for it."""
         require_positive("--max-context", self.max_context)
+        wanted_memory(self.memory)
 
     def arguments(self) -> dict[str, Any]:
         """For `forerun.load`."""
@@ -145,7 +150,7 @@ class LoadOptions(ModelOptions):
             raise ForerunError("--head and --draft-model name two drafters: drop one of them")
         if self.head == "":
             raise ForerunError("--head is empty: give the folder of an MTP head")
-        require_positive("--max-context", self.max_context)
+        ModelOptions.check(self)
 
     def arguments(self) -> dict[str, Any]:
         given = {entry.name: getattr(self, entry.name) for entry in fields(self)}

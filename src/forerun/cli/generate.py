@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from forerun.cli.explanation import print_explanation, statistics_line
 from forerun.cli.flags import AsJson, LoadOptions, ModelName, Quiet, output_option, panel, with_flags
 from forerun.cli.generation_flags import check_options, with_generation_flags
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 prompt_option = panel(PROMPT)
 JSON_KEYS = (
     *("text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
-    *("seconds", "tokens_per_second", "draft", "guaranteed", "seed"),
+    *("seconds", "tokens_per_second", "draft", "accept", "guaranteed", "proof", "seed"),
     *("arms", "tokens_per_round", "accepted_per_position", "seconds_saved"),
 )
 
@@ -57,11 +59,13 @@ def generate(
     if as_json:
         _print_json(response)
     rejection = options.accept == "rejection"
-    _report(response, model, quiet=quiet or as_json, sampled=options.temperature > 0, rejection=rejection)
+    _report(response, model, quiet=quiet or as_json, sampled=bool(options.temperature), rejection=rejection)
     if explain:
         print_explanation(response)
     if not finished:
         raise KeyboardInterrupt
+    if response.proof is not None and not response.proof.identical:
+        raise typer.Exit(1)
 
 
 def _refuse_contradictions(options: GenerationOptions, loading: LoadOptions) -> None:
@@ -112,6 +116,8 @@ def _report(response: Response, model: str, *, quiet: bool, sampled: bool, rejec
     """The line of statistics, and what went wrong. Only the former is silenced by --quiet."""
     if not quiet:
         print(statistics_line(response, sampled=sampled, rejection=rejection), file=sys.stderr)
+    if response.proof is not None and not (quiet and response.proof.identical):
+        print(f"forerun: {response.proof.line()}", file=sys.stderr)
     for warning in response.warnings:
         print(f"forerun: warning: {warning}", file=sys.stderr)
     if not response.guaranteed and not rejection:  # who chose rejection gave the promise up

@@ -103,6 +103,10 @@ def parse_option(name: str, text: str) -> Any:
     if name in TYPED:
         typed, read = TYPED[name]
         return read(text if typed is str else [text])
+    if hints[name] is bool:
+        if text not in ("true", "false"):
+            raise ForerunError(f"{name} must be true or false, not {text!r}")
+        return text == "true"
     kinds = [kind for kind in get_args(hints[name]) or (hints[name],) if kind is not type(None)]
     if not isinstance(kinds[0], type):  # the words of a Literal
         if text not in kinds:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 @with_sources
@@ -38,6 +39,7 @@ def serve(
     settings: ServeSettings,
     loading: LoadOptions,
     log_level: Annotated[LogLevel, output_option(help="How much to tell.")] = "info",
+    log_format: Annotated[LogFormat, output_option(help="Lines for people, or JSON for programs.")] = "text",
     dry_run: Annotated[
         bool, model_option("--dry-run", help="Load the model, print settings and memory plan, end.")
     ] = False,
@@ -52,20 +54,24 @@ def serve(
     model, sources = _model(name, model, sources)
     loading.check()
 
+    from forerun.serve.log_lines import set_up_log
     from forerun.serve.settings_check import check_settings, free_port
 
     check_settings(settings)
     if not quiet or dry_run:
-        others = {"model": model, "log_level": log_level, "quiet": quiet, **loading.arguments()}
-        print_settings(settings, others, sources)
+        own = {"model": model, "log_level": log_level, "log_format": log_format, "quiet": quiet}
+        print_settings(settings, own | loading.arguments(), sources)
     if dry_run:
         print_plan(_load(model, loading, quiet))
         return
     settings = replace(settings, port=free_port(settings.host, settings.port))
-    _start(model, loading, settings, log_level, quiet)
+    set_up_log(log_level, log_format)
+    if log_level == "info":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its greeting says what we have printed
+    _start(model, loading, settings, quiet)
 
 
-def _start(model: str, loading: LoadOptions, settings: ServeSettings, level: LogLevel, quiet: bool) -> None:
+def _start(model: str, loading: LoadOptions, settings: ServeSettings, quiet: bool) -> None:
     from forerun.serve.run import model_names, run_server
 
     def load() -> LanguageModel:
@@ -75,9 +81,6 @@ def _start(model: str, loading: LoadOptions, settings: ServeSettings, level: Log
             print_address(settings, model_names(model, settings)[0])
         return loaded
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=level.upper())
-    if level == "info":
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its greeting says what we have printed
     run_server(load, settings, model)
 
 

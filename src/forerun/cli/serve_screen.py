@@ -62,8 +62,9 @@ def plan_table(plan: MemoryPlan) -> Table:
     table.add_row("weights", readable_bytes(plan.weights), "")
     for drafter in plan.drafters:
         table.add_row(f"drafter {drafter.name}", readable_bytes(drafter.weights + drafter.cache), _about(drafter))
-    room = f"{plan.cache_tokens:,} tokens, {plan.cache_tokens // plan.context} full contexts of {plan.context:,}"
-    table.add_row("cache", readable_bytes(plan.cache), room)
+    contexts = plan.cache_tokens // plan.context
+    held = f"{contexts} full contexts of {plan.context:,}" if contexts else f"less than one context of {plan.context:,}"
+    table.add_row("cache", readable_bytes(plan.cache), f"{plan.cache_tokens:,} tokens, {held}")
     if plan.state:
         table.add_row("recurrent state", readable_bytes(plan.state), "")
     if plan.towers:

@@ -189,7 +189,8 @@ class Drafters:
             sequence.arms.remove(name)
         self._close(sequence, name)
         sequence.warnings.append(f"drafter {name} failed and was switched off: {reason}")
-        log.warning("drafter %s failed and was switched off for this request: %s", name, reason)
+        about = {"request": sequence.request.name}
+        log.warning("drafter %s failed and was switched off for this request: %s", name, reason, extra=about)
 
     def close(self, sequence: Sequence) -> None:
         """The sequence is over, for those too who were interrupted while it was opened."""
@@ -201,7 +202,8 @@ class Drafters:
         try:
             self.by_name[name].close(sequence.id)
         except Exception as error:  # noqa: BLE001 - it is being left alone anyway
-            log.warning("drafter %s failed to forget a request: %s", name, error)
+            about = {"request": sequence.request.name}
+            log.warning("drafter %s failed to forget a request: %s", name, error, extra=about)
 
 
 def sensible(draft: Draft, depth: int, vocab: int) -> Draft:

@@ -323,6 +323,11 @@ class Engine:
                 self.low_acceptance.note(decision.drafter, result.drafted, result.accepted)
         return True
 
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and answer together: the context, or what the cache holds where that is less."""
+        return self.scheduler.longest
+
     def check(self, request: Request) -> None:
         """Refuse a request that can never run, with the reason. Any thread may ask."""
         self.drafters.arms_for(request)

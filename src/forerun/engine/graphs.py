@@ -23,6 +23,21 @@ PROMPTS = (16, 32, 64, 128, 256, 384, 512)  # tokens that a first chunk of a pro
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # sequences a graph is captured for; smaller batches have idle slots
 
 
+GRAPHS = 512 << 20  # bytes of what captured graphs hold for themselves, and of the buffers of batch slots
+
+
+def working_memory(decoder: Decoder, chunk: int) -> int:
+    """Bytes that passes will want beside weights and pages: an estimate, on the safe side.
+
+    Graphs are captured when a round first needs them, long after the cache has taken its place. They share one pool of
+    memory, so what counts is the largest pass: logits of the widest round, as they are and edited; or a chunk of a
+    prompt through the widest layer, with what sums of products are split into.
+    """
+    logits = BATCH_SIZES[-1] * WIDEST * decoder.config.vocab * 2 * 4
+    layer = chunk * max(sum(matrix.shape) for layer in decoder.layers for matrix in layer.shapes()) * 2 * 4
+    return GRAPHS + logits + layer
+
+
 def batch_size_for(sequences: int) -> int:
     """The smallest batch with a graph that holds so many sequences."""
     return next(count for count in BATCH_SIZES if count >= sequences)

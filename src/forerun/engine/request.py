@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
@@ -30,6 +30,7 @@ class Request:
     kind: str = ""  # of work, as `policy/kinds.py` guesses it
     logprobs: int | None = None  # None: none; 0: of the tokens chosen; k: of the k likeliest as well
     media: PromptMedia | None = None  # what takes the place of placeholders in the prompt
+    name: str = field(default="", compare=False)  # what the log calls it
     prompt_logprobs: bool = False  # of the prompt's tokens after the first too; the likeliest as `logprobs` says
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from forerun.engine.sequence import Sequence, Status
 from forerun.errors import ForerunError
 from forerun.models.layers.config import DecoderConfig
 
-DEFAULT_ANSWER = 2048  # tokens reserved for a request that names no maximum
+DEFAULT_ANSWER = 512  # tokens reserved for an answer: most end before; a longer one grows by as many where pages abound
 
 
 class Scheduler:
@@ -25,14 +25,19 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.active: list[Sequence] = []  # admitted, oldest first: prefilling, running, paused or parked
 
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and answer together that one sequence may have: it may fill the whole cache."""
+        return min(self.context, self.pool.count * self.pool.page)
+
     def reservation(self, request: Request) -> int:
-        """Tokens to hold pages for before a request may start."""
-        prompt, answer = len(request.prompt), request.max_tokens
-        wanted = prompt + (DEFAULT_ANSWER if answer is None else answer) + MAX_DEPTH
-        wanted = min(wanted, self.context + MAX_DEPTH)
-        if answer is None:
-            wanted = max(prompt + 1, min(wanted, self.pool.count * self.pool.page))
-        return wanted
+        """Tokens to hold pages for before a request may start. A maximum is a limit and no reservation: it grows."""
+        answer = DEFAULT_ANSWER if request.max_tokens is None else min(DEFAULT_ANSWER, request.max_tokens)
+        return self._at_most(len(request.prompt) + answer + MAX_DEPTH)
+
+    def _at_most(self, tokens: int) -> int:
+        """No more than the context has with its drafts, nor than the cache holds."""
+        return min(tokens, self.context + MAX_DEPTH, self.pool.count * self.pool.page)
 
     def check(self, request: Request, model: DecoderConfig) -> None:
         """Refuse one that can never run: tokenizers may have tokens that the model lacks, and room has an end."""
@@ -44,12 +49,10 @@ class Scheduler:
         if prompt >= self.context:
             more = " or raise max context" if self.context < model.context else ""
             raise ForerunError(f"the prompt has {prompt} tokens and the context holds {self.context}: shorten it{more}")
-        needed = self.pool.pages_for(self.reservation(request))
-        if needed > self.pool.count:
-            tokens = needed * self.pool.page
+        if prompt >= self.longest:
             raise ForerunError(
-                f"the request needs room for {tokens} tokens and the cache has {self.pool.count * self.pool.page}: "
-                "shorten the prompt, lower max tokens, or load with a larger cache"
+                f"the prompt has {prompt} tokens and the cache holds {self.longest}: "
+                "shorten it, or load with more memory for the cache (--memory)"
             )
 
     def admit(self) -> None:
@@ -134,6 +137,10 @@ class Scheduler:
             self.preemptions += 1
             if youngest is sequence:
                 return False
+        # A device that runs rounds ahead stops when a sequence grows: it takes many pages while all could do the same.
+        stride = self._at_most(tokens + DEFAULT_ANSWER)
+        if self.pool.free >= sequence.cache.missing(stride) * len(self.active):
+            tokens = max(tokens, stride)
         sequence.cache.grow(tokens)
         return True
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -13,22 +14,26 @@ from forerun.serve.body_limit import BodyLimit
 from forerun.serve.chat_service import ChatPipeline
 from forerun.serve.completion_service import CompletionPipeline
 from forerun.serve.error_bodies import CatchAll, add_error_handlers
+from forerun.serve.http_counts import HttpCounts
+from forerun.serve.leniency import Leniency
 from forerun.serve.model_service import ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.request_ids import RequestIds
+from forerun.serve.request_log import RequestLog
 from forerun.serve.routes import completions, messages, models, page, responses, service, tokens
 from forerun.serve.security import Guard
 from forerun.serve.settings import ServeSettings
 
-OPEN_PATHS = ("/health", "/v1/health")  # without a key, beside the page's files
+if TYPE_CHECKING:
+    from forerun.serve.metrics import Metrics
+
+OPEN_PATHS = ("/health", "/v1/health", "/ready")  # without a key, beside the page's files
 
 
-def create_app(
-    model_service: ModelService, settings: ServeSettings, metrics: Callable[[], bytes] | None = None
-) -> FastAPI:
+def create_app(model_service: ModelService, settings: ServeSettings, metrics: Metrics | None = None) -> FastAPI:
     """Everything hangs on what is given here: two applications in one process know nothing of each other.
 
-    `metrics` gives the text for Prometheus.
+    `metrics`: what Prometheus reads.
     """
     off_loop = OffLoop(settings.template_timeout)
     chats = ChatPipeline(model_service, settings, off_loop)
@@ -45,7 +50,7 @@ def create_app(
     files = page.page_files() if settings.page else {}
     app.include_router(completions.router(chats, texts, model_service, settings))
     app.include_router(models.router(model_service))
-    app.include_router(service.router(model_service, settings, metrics))
+    app.include_router(service.router(model_service, settings, None if metrics is None else metrics.render))
     app.include_router(tokens.router(chats, model_service, off_loop))
     app.include_router(responses.router(chats, settings))
     app.include_router(messages.router(chats, settings))
@@ -55,6 +60,10 @@ def create_app(
     app.add_middleware(CatchAll)
     app.add_middleware(BodyLimit, limit=settings.max_body)
     app.add_middleware(Guard, settings=settings, open_paths=(*OPEN_PATHS, *files))
+    app.add_middleware(RequestLog)
     app.add_middleware(RequestIds)
+    if metrics is not None:
+        app.add_middleware(HttpCounts, registry=metrics.registry)
+    app.add_middleware(Leniency)
     app.state.models, app.state.chats = model_service, chats
     return app

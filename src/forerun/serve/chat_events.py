@@ -35,6 +35,20 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of the prompt has been read, where the request asks for that."""
+
+    choice: int
+    total: int
+    read: int
+    seconds: float
+
+    def body(self) -> dict[str, Any]:
+        """As llama.cpp tells it."""
+        return {"total": self.total, "cache": 0, "processed": self.read, "time_ms": self.seconds * 1000}
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one choice says next: at most one of reasoning, content and tool call has anything in it."""
 
@@ -73,7 +87,7 @@ class Summary:
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
 
-ChatEvent = Delta | Finished | Summary
+ChatEvent = PromptProgress | Delta | Finished | Summary
 
 
 class ChatRun(Protocol):

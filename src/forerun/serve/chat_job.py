@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from forerun.options import AcceptChoice
 from forerun.serve.sent_media import SentMedia
 
 OutputKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
@@ -68,6 +69,8 @@ class Speculation:
 
     draft: str = "auto"  # auto, off, or an arm's name
     depth: int | None = None
+    accept: AcceptChoice = "coupled"
+    prove: bool = False  # decode the answer again without drafts, and compare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +79,22 @@ class GenerationWish:
 
     sampling: SamplingWish = field(default_factory=SamplingWish)
     defaults: Mapping[str, float] = field(default_factory=dict)  # of the dialect: {"temperature": 1.0}
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # 0: the prompt is read, and nothing said
     min_tokens: int = 0
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop: bool = False  # a stop string that was found is part of the text
     ignore_eos: bool = False
     n: int = 1
+    progress: bool = False  # tell how much of the prompt has been read
     logprobs: int | None = None  # None: none; 0: of the tokens chosen; k: of the k likeliest as well
     speculation: Speculation = field(default_factory=Speculation)
     output: OutputFormat | None = None
+
+    @property
+    def decodings(self) -> int:
+        """Of the choices, and once more of each where they are to be proved."""
+        return 2 * self.n if self.speculation.prove else self.n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,4 +111,5 @@ class ChatJob:
     thinking: Thinking = field(default_factory=Thinking)
     template_options: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs, checked
     continue_last: bool = False  # the last message is the assistant's own beginning: no new turn
+    new_turn: bool = True  # the prompt ends with the beginning of the assistant's turn
     param: str = "messages"  # the field that the conversation came in, for errors

@@ -7,21 +7,36 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
 
-from forerun.serve.chat_events import ChatEvent, Delta, Finished, Summary, Usage
+from forerun.proof import Proof
+from forerun.serve.chat_events import ChatEvent, Delta, Finished, PromptProgress, Summary, Usage
 from forerun.serve.chat_job import GenerationWish
 from forerun.serve.choice import Choice
+from forerun.serve.engine_client import Ended
 from forerun.serve.generation import PromptToRun, make_work
 from forerun.serve.model_service import LoadedModel, ModelService
+from forerun.serve.proving import Prover
+from forerun.serve.request_log import note_answer
 from forerun.serve.statistics import statistics
 
 
 class Run:
     """A `ChatRun` over the engine's answers."""
 
-    def __init__(self, model: str, prompt_tokens: int, choices: Sequence[Choice], warnings: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: str,
+        prompt_tokens: int,
+        choices: Sequence[Choice],
+        warnings: Sequence[str] = (),
+        prover: Prover | None = None,
+    ) -> None:
         self.id, self.created, self.model = uuid.uuid4().hex, int(time.time()), model
-        self.prompt_tokens, self.choices, self._warnings = prompt_tokens, choices, warnings
+        self.prompt_tokens, self.choices = prompt_tokens, choices
+        self._warnings, self._prover = warnings, prover
+        self._failed = False
 
     async def __aiter__(self) -> AsyncIterator[ChatEvent]:
         events = self.choices[0].events() if len(self.choices) == 1 else _merged(self.choices)
@@ -29,7 +44,12 @@ class Run:
             async with contextlib.aclosing(events):
                 async for event in events:
                     yield event
-            yield self._summary()
+            ended = [choice.ended for choice in self.choices if choice.ended is not None]
+            proof = None if self._prover is None else await self._prover.prove(ended)
+            yield self._summary(ended, proof)
+        except Exception:
+            self._failed = True
+            raise
         finally:
             await asyncio.shield(asyncio.ensure_future(self.close()))
 
@@ -37,15 +57,36 @@ class Run:
         """Stop what still runs."""
         for choice in self.choices:
             await choice.answer.close()
+        if self._prover is not None:
+            await self._prover.close()
 
-    def _summary(self) -> Summary:
-        ended = [choice.ended for choice in self.choices if choice.ended is not None]
-        usage = Usage(
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage(
             prompt=self.prompt_tokens,
-            completion=sum(end.response.completion_tokens for end in ended),
+            completion=sum(choice.progress.tokens for choice in self.choices),
             reasoning=sum(choice.reasoning_tokens for choice in self.choices),
         )
-        return Summary(usage, statistics(ended, self.prompt_tokens, self._warnings))
+
+    def figures(self, began: float) -> dict[str, Any]:
+        """For the log."""
+        usage, steps = self.usage, [choice.progress for choice in self.choices]
+        rounds, begun = sum(step.rounds for step in steps), [step.first for step in steps if step.first is not None]
+        rates = [c.ended.response.tokens_per_second if c.ended else c.progress.tokens_per_second for c in self.choices]
+        unfinished = "error" if self._failed else "cancelled"
+        return {
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": usage.completion,
+            "cached_tokens": usage.cached,
+            "first_token_seconds": min(begun) - began if begun else None,
+            "tokens_per_second": sum(rates) or None,
+            "tokens_per_round": 1 + sum(step.accepted for step in steps) / rounds if rounds else None,
+            "finish_reason": ",".join(dict.fromkeys(choice.finish or unfinished for choice in self.choices)),
+        }
+
+    def _summary(self, ended: Sequence[Ended], proof: Proof | None) -> Summary:
+        return Summary(self.usage, statistics(ended, self.prompt_tokens, self._warnings, proof))
 
 
 async def start_run(
@@ -57,18 +98,27 @@ async def start_run(
     warnings: Sequence[str] = (),
 ) -> Run:
     """Queue all choices of all prompts, or none; `param`: the field that the prompts came in."""
-    work = [(prompt, one) for prompt in prompts for one in make_work(model, wish, prompt, param)]
+    silent = wish.max_tokens == 0  # the engine says one token at least, and nobody hears it
+    wish = replace(wish, max_tokens=1, min_tokens=0) if silent else wish
+    decodings = [(prompt, make_work(model, wish, prompt, param)) for prompt in prompts]
+    work = [(prompt, one) for prompt, all_of_it in decodings for one in all_of_it[: wish.n]]
+    plain = [one for _, all_of_it in decodings for one in all_of_it[wish.n :]]
     answers = await models.engine.start([one for _, one in work])
     choices = [
-        Choice(index, answer, one.sink, prompt.parser(), model.token_bytes, wish.stop_token_ids)
+        Choice(index, answer, one.sink, prompt.parser(), model.token_bytes, wish.stop_token_ids, silent=silent)
         for index, (answer, (prompt, one)) in enumerate(zip(answers, work, strict=True))
     ]
-    return Run(models.name, sum(len(prompt.ids) for prompt in prompts), choices, warnings)
+    prover = None
+    if plain:
+        prover = Prover(models.engine, models.name, model.token_bytes, [one for _, one in work], plain)
+    run = Run(models.name, sum(len(prompt.ids) for prompt in prompts), choices, warnings, prover)
+    note_answer(run)
+    return run
 
 
-async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Delta | Finished, None]:
+async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[PromptProgress | Delta | Finished, None]:
     """Events of several choices in the order they come. The first failure ends all of them."""
-    queue: asyncio.Queue[Delta | Finished | Exception | None] = asyncio.Queue(2 * len(choices))
+    queue: asyncio.Queue[PromptProgress | Delta | Finished | Exception | None] = asyncio.Queue(2 * len(choices))
 
     async def feed(choice: Choice) -> None:
         try:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from forerun.errors import ForerunError
 from forerun.media.parts import MediaPrompt
 from forerun.sample.constraint import Constraint
-from forerun.serve.chat_job import ChatJob, Tool
+from forerun.serve.chat_job import ChatJob, Thinking, Tool
 from forerun.serve.chat_run import Run, start_run
 from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, check_tools, is_free
+from forerun.serve.effort import Effort, thinking_for
 from forerun.serve.errors import bad_request, try_later
 from forerun.serve.generation import PromptToRun, check_characters, check_limits, grammar_limits
 from forerun.serve.media_reading import MediaReading, checked
@@ -22,6 +24,7 @@ from forerun.text.chat import ChatPrompt, chat_template, encode_chat
 from forerun.text.guarded import strings_in
 from forerun.text.template import check_options
 
+DEFAULTS: dict[str, Effort | None] = {"auto": None, "off": "none"}  # of --reasoning; others are efforts
 NO_THINKING = "This model does not think: what was asked of its thinking has no effect."
 
 
@@ -32,11 +35,14 @@ class ChatPipeline:
         self.model = models.name
         self._models, self._settings, self._off_loop = models, settings, off_loop
         self._media = MediaReading(settings)
+        self._thinking = thinking_for(DEFAULTS.get(settings.reasoning, cast(Effort, settings.reasoning)))
 
     async def start(self, job: ChatJob) -> Run:
         """Queue a chat."""
         model = self._models.loaded()
         check_limits(job.wish, self._settings)
+        warnings = _warnings(model, job)
+        job = self._with_defaults(job)
         prompt = await self.prompt(job)
         constraints = await self._constraints(model, job, prompt)
         read = await self._read_media(model, job, prompt)  # last, since it takes longest
@@ -50,7 +56,11 @@ class ChatPipeline:
             written=prompt.ids,
             parser=lambda: make_parser(model.format, tools, thinking_open=prompt.thinking_open),
         )
-        return await start_run(self._models, model, job.wish, [to_run], job.param, _warnings(model, job))
+        return await start_run(self._models, model, job.wish, [to_run], job.param, warnings)
+
+    def _with_defaults(self, job: ChatJob) -> ChatJob:
+        """With the server's word on thinking, where the request says nothing about it."""
+        return job if job.thinking != Thinking() else replace(job, thinking=self._thinking)
 
     async def _constraints(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> Sequence[Constraint | None]:
         if is_free(job):
@@ -86,6 +96,7 @@ class ChatPipeline:
     async def prompt(self, job: ChatJob) -> ChatPrompt:
         """What the model's template makes of the conversation; media have one placeholder each."""
         model = self._models.loaded()
+        job = self._with_defaults(job)
         if job.media:
             checked(model.media, job.media)
         seconds = self._settings.template_timeout
@@ -111,6 +122,7 @@ def _encode(model: LoadedModel, job: ChatJob, seconds: float) -> ChatPrompt:
         tools=tools or None,
         template_options=options,
         continue_last=job.continue_last,
+        new_turn=job.new_turn,
         seconds=seconds,
     )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from forerun.engine.sequence import Emission, Logprob, TextSink
-from forerun.serve.chat_events import Delta, Finished, TokenInfo, ToolCallDelta
-from forerun.serve.engine_client import Answer, Ended
+from forerun.serve.chat_events import Delta, Finished, PromptProgress, TokenInfo, ToolCallDelta
+from forerun.serve.engine_client import Answer, Ended, PromptRead
 from forerun.serve.errors import ApiError
 from forerun.serve.parsing.pieces import AnswerParser, CallEnd, CallStart, Content, Piece, Reasoning
 from forerun.text.answer import AnswerText
@@ -16,6 +18,30 @@ from forerun.text.token_bytes import TokenBytes
 
 SOURCES = {"": "model", "model": "draft model"}  # clients know the model by that name, not the smaller one that drafts
 Saying = tuple[Piece, list[str], list[TokenInfo]]  # of neighbouring pieces: the first, all their texts, their tokens
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an answer has come."""
+
+    tokens: int = 0
+    accepted: int = 0  # of them, that were drafted
+    rounds: int = 0
+    first: float | None = None  # when the first of them came
+    latest: float = 0.0
+
+    def add(self, emissions: Sequence[Emission]) -> None:
+        """What came just now."""
+        self.latest = time.perf_counter()
+        self.first = self.latest if self.first is None else self.first
+        self.tokens += len(emissions)
+        self.accepted += sum(emission.from_draft for emission in emissions)
+        self.rounds = emissions[-1].round
+
+    @property
+    def tokens_per_second(self) -> float:
+        took = 0.0 if self.first is None else self.latest - self.first
+        return (self.tokens - 1) / took if took else 0.0
 
 
 class Choice:
@@ -29,45 +55,65 @@ class Choice:
         parser: AnswerParser,
         token_bytes: TokenBytes,
         stop_ids: Collection[int] = (),
+        *,
+        silent: bool = False,
     ) -> None:
-        """`stop_ids`: those that the request names itself; the model's own end is no news."""
+        """`stop_ids`: those that the request names itself; the model's own end is no news.
+
+        `silent`: whatever the model says is left out.
+        """
         assert isinstance(sink, AnswerText), "it knows which stop string ended the text"
-        self.answer, self._sink, self._stop_ids = answer, sink, stop_ids
+        self.answer, self._sink, self._stop_ids, self._silenced = answer, sink, stop_ids, silent
         self._index, self._parser, self._token_bytes = index, parser, token_bytes
         self._calls = 0
         self._arguments: list[str] = []  # of the last call
         self._silent: list[TokenInfo] = []  # tokens since the last piece
         self.reasoning_tokens = 0
         self.ended: Ended | None = None
+        self.progress, self.finish = Progress(), ""
 
-    async def events(self) -> AsyncGenerator[Delta | Finished, None]:
+    async def events(self) -> AsyncGenerator[PromptProgress | Delta | Finished, None]:
         """What it says, and that it is over."""
+        told = False
         async for item in self.answer:
+            if isinstance(item, PromptRead):
+                if not told:
+                    yield PromptProgress(self._index, item.total, 0, 0.0)  # as llama.cpp tells it
+                told = True
+                yield PromptProgress(self._index, item.total, item.read, item.seconds)
+                continue
             if not isinstance(item, Ended):
-                for delta in self._read(item):
+                for delta in () if self._silenced else self._read(item):
                     yield delta
                 continue
             self.ended = item
-            for delta in self._tail(item.tail):
+            if self._silenced and item.reason != "cancelled":
+                self.finish = "length"
+                yield Finished(self._index, "length")
+                return
+            for delta in self._tail(item.tail, cut=item.reason == "length"):
                 yield delta
             if item.reason == "cancelled":
                 break
-            yield self._finished(item)
+            finished = self._finished(item)
+            self.finish = finished.reason
+            yield finished
             return
         raise ApiError(503, "The answer was stopped before its end.")
 
     def _read(self, emissions: Sequence[Emission]) -> Iterator[Delta]:
         """What one round said."""
         said: list[Saying] = []
+        self.progress.add(emissions)
         for emission in emissions:
             self._silent.append(self._info(emission))
             self._add(said, self._parser.push(emission.text))
         return filter(None, map(self._delta, said))
 
-    def _tail(self, tail: str) -> Iterator[Delta]:
+    def _tail(self, tail: str, *, cut: bool) -> Iterator[Delta]:
         """What was held back."""
         said: list[Saying] = []
-        self._add(said, self._parser.push(tail) + self._parser.finish())
+        self._add(said, self._parser.push(tail) + self._parser.finish(cut=cut))
         yield from filter(None, map(self._delta, said))
         if self._silent:
             yield Delta(self._index, tokens=self._silent)

@@ -79,15 +79,17 @@ def _calls_or(output: OutputFormat, calls: str, limits: GrammarLimits) -> str:
 
 
 def text_constraints(model: LoadedModel, wish: GenerationWish, grammar: Grammar | None) -> Sequence[Constraint | None]:
-    """For each choice of a text completion."""
-    stop_ids = stop_ids_of(model, wish)
-    return [build_constraint(model.vocab, stop_ids, grammar=grammar, min_tokens=wish.min_tokens) for _ in range(wish.n)]
+    """For each decoding of a text completion."""
+    stop_ids, vocab = stop_ids_of(model, wish), model.vocab
+    return [
+        build_constraint(vocab, stop_ids, grammar=grammar, min_tokens=wish.min_tokens) for _ in range(wish.decodings)
+    ]
 
 
 def chat_constraints(
     model: LoadedModel, job: ChatJob, grammar: Grammar | None, thinking_open: bool
 ) -> Sequence[Constraint | None]:
-    """For each choice of a chat. A grammar begins behind the thinking."""
+    """For each decoding of a chat. A grammar begins behind the thinking."""
     form, wish = model.format, job.wish
     if form.think_start is None or form.think_end is None:
         return text_constraints(model, wish, grammar)
@@ -105,5 +107,5 @@ def chat_constraints(
             budget=job.thinking.budget,
             min_tokens=wish.min_tokens,
         )
-        for _ in range(wish.n)
+        for _ in range(wish.decodings)
     ]

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -41,7 +43,7 @@ class DaemonThreads(Executor):
                 name = f"{self._name}_{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
                 self._threads[-1].start()
-            self._tasks.put((future, lambda: work(*args, **kwargs)))
+            self._tasks.put((future, partial(copy_context().run, work, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

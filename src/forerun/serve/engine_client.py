@@ -19,6 +19,16 @@ class Work:
     request: Request
     sink: TextSink
     constraint: Constraint | None = None
+    progress: bool = False  # tell how much of the prompt has been read
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """How much of a prompt has been read."""
+
+    read: int
+    total: int
+    seconds: float  # since it was begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +46,14 @@ class Ended:
 class Answer(Protocol):
     """Iterate: the emissions of a round, or of several where the reader is late, then one `Ended`.
 
+    Before the first of them comes a `PromptRead` after every pass over part of the prompt, if `Work.progress` asks.
+
     A failure is raised, for this answer alone.
     """
 
     prompt_logprobs: Sequence[Logprob]  # from the first item on, where `Request.prompt_logprobs` asks for them
 
-    def __aiter__(self) -> AsyncIterator[Sequence[Emission] | Ended]: ...
+    def __aiter__(self) -> AsyncIterator[PromptRead | Sequence[Emission] | Ended]: ...
 
     async def close(self) -> None:
         """Stop it and free its memory. Safe at any time and any number of times."""

@@ -18,14 +18,14 @@ from forerun.language_model import LanguageModel
 from forerun.memory import return_freed_memory
 from forerun.sample.constraint import ConstraintStuck
 from forerun.sample.row import RowError
-from forerun.serve.engine_client import Ended
+from forerun.serve.engine_client import Ended, PromptRead
 from forerun.serve.errors import ApiError
 from forerun.serve.local_answer import LocalAnswer
 from forerun.serve.tally import Bin, Tally
 
 log = logging.getLogger("forerun")
 TIDY = 10.0  # seconds of rounds between two times that freed memory goes back
-HandOver = tuple[LocalAnswer, Sequence[Emission], Ended | Exception | None]
+HandOver = tuple[LocalAnswer, Sequence[Emission], Ended | Exception | None, PromptRead | None]
 
 
 class EngineRoom:
@@ -50,7 +50,8 @@ class EngineRoom:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is theirs
             for answer in answers:
                 self.release(answer)
-            self._hand_over([(answer, (), client_error(error)) for answer in answers])
+            failure = client_error(error, answers[0].work.request.name)
+            self._hand_over([(answer, (), failure, None) for answer in answers])
 
     def release(self, answer: LocalAnswer, reason: str = "abort") -> None:
         """Its reader wants no more, or it has ended: free all it holds. Safe any number of times."""
@@ -74,15 +75,14 @@ class EngineRoom:
         for answer in list(self.answers.values()):
             sequence = answer.sequence
             assert sequence is not None
-            if answer.times.first is None:
-                self._begin(answer, sequence, round)
+            progress = self._begin(answer, sequence, round) if answer.times.first is None else None
             emissions = list(sequence.emissions)
             if emissions:
                 sequence.emissions.clear()
                 self._count(answer, sequence, emissions, round)
             last = self._last(answer, sequence) if sequence.status is Status.FINISHED else None
-            if emissions or last is not None:
-                batch.append((answer, emissions, last))
+            if emissions or last is not None or progress is not None:
+                batch.append((answer, emissions, last, progress))
         self.blocked = bool(self.engine.scheduler.waiting)
         self.tally.round(round)
         self._hand_over(batch)
@@ -90,13 +90,16 @@ class EngineRoom:
             return_freed_memory()
             self._tidied = time.perf_counter()
 
-    def _begin(self, answer: LocalAnswer, sequence: Running, round: Bin) -> None:
-        """How far its prompt has been read."""
+    def _begin(self, answer: LocalAnswer, sequence: Running, round: Bin) -> PromptRead | None:
+        """How far its prompt has been read; a `PromptRead` where its request asks for that and there is more."""
         if answer.times.begun is None:
             answer.times.begun = sequence.admitted
         read = min(max(answer.read, sequence.cache.length), sequence.prompt_length)
-        round.read += read - answer.read
-        answer.read = read
+        more, answer.read = read - answer.read, read
+        round.read += more
+        if not more or not answer.work.progress:
+            return None
+        return PromptRead(read, sequence.prompt_length, round.began - (answer.times.begun or round.began))
 
     def _count(self, answer: LocalAnswer, sequence: Running, emissions: list[Emission], round: Bin) -> None:
         answer.texts += [emission.text for emission in emissions]
@@ -134,7 +137,7 @@ class EngineRoom:
         except DeviceLost:
             raise
         except Exception as error:  # noqa: BLE001 - it is this answer's alone
-            return client_error(error)
+            return client_error(error, sequence.request.name)
         finally:
             self.release(answer, reason)
 
@@ -168,11 +171,11 @@ def check_device(device: torch.device, error: Exception) -> None:
 
 def hand_out(entries: list[HandOver]) -> None:
     """On the event loop."""
-    for answer, emissions, last in entries:
-        answer.give(emissions, last)
+    for answer, emissions, last, progress in entries:
+        answer.give(emissions, last, progress)
 
 
-def client_error(error: Exception) -> Exception:
+def client_error(error: Exception, request: str = "") -> Exception:
     """What a client may know of it. Lines of our own say what to do; others may name files and addresses."""
     if isinstance(error, ApiError):
         return error
@@ -181,7 +184,7 @@ def client_error(error: Exception) -> Exception:
     if isinstance(error, RowError | ForerunError):
         ruled_out = isinstance(error, RowError) and "ruled out" in str(error)
         return ApiError(400 if ruled_out else 500, str(error), code="generation_failed")
-    log.error("a request failed", exc_info=error)
+    log.error("a request failed", exc_info=error, extra={"request": request})
     if out_of_memory(error):
         return ApiError(503, "out of memory: send a shorter prompt, or try again later", code="out_of_memory")
     return ApiError(500, f"the engine failed on this request ({type(error).__name__})", code="generation_failed")

@@ -10,6 +10,7 @@ from forerun.engine.request import Request
 from forerun.errors import ForerunError
 from forerun.models.layers.media import PromptMedia
 from forerun.policy.kinds import kind_of
+from forerun.proof import plain_request
 from forerun.sample.constraint import Constraint
 from forerun.sample.grammar_text import GrammarLimits
 from forerun.sample.parameters import SamplingParams, fresh_seed
@@ -18,6 +19,7 @@ from forerun.serve.engine_client import Work
 from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.model_service import LoadedModel
 from forerun.serve.parsing.pieces import AnswerParser, PlainText
+from forerun.serve.request_log import current_id
 from forerun.serve.settings import ServeSettings
 from forerun.text.answer import AnswerText
 
@@ -28,7 +30,7 @@ class PromptToRun:
 
     ids: Sequence[int]
     text: str  # the policy guesses the kind of work from it
-    constraints: Sequence[Constraint | None] = ()  # one for each choice; empty: none
+    constraints: Sequence[Constraint | None] = ()  # one for each decoding; empty: none
     logprobs: bool = False  # of the prompt's own tokens too
     shown: frozenset[str] = frozenset()  # special tokens that are text in the answer
     media: PromptMedia | None = None  # what takes the place of placeholders
@@ -71,19 +73,21 @@ def too_long(context: int, tokens: int, param: str, least: str = "") -> ApiError
 
 
 def make_work(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, param: str) -> list[Work]:
-    """One piece of work for each choice; `param`: the field that the prompt came in."""
+    """One piece of work for each choice, then those of their proofs; `param`: the field that the prompt came in."""
     if len(prompt.ids) >= model.context:
         raise too_long(model.context, len(prompt.ids), param)
-    constraints = prompt.constraints or [None] * wish.n
+    constraints = prompt.constraints or [None] * wish.decodings
     try:
         requests = [_request(model, wish, prompt, sampling) for sampling in _samplings(model, wish)]
+        requests += [plain_request(request) for request in requests[: wish.decodings - wish.n]]
         sinks = [
             AnswerText(model.tokenizer, prompt.ids, wish.stop, prompt.shown, keep_stop=wish.include_stop)
             for _ in requests
         ]
     except ForerunError as error:
         raise bad_request(str(error), _field_named(str(error))) from error
-    return [Work(*parts) for parts in zip(requests, sinks, constraints, strict=True)]
+    parts = zip(requests, sinks, constraints, strict=True)
+    return [Work(*part, progress=wish.progress and index == 0) for index, part in enumerate(parts)]
 
 
 def _field_named(message: str) -> str | None:
@@ -100,16 +104,17 @@ def stop_ids_of(model: LoadedModel, wish: GenerationWish) -> frozenset[int]:
 
 
 def _request(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, sampling: SamplingParams) -> Request:
-    room = model.context - len(prompt.ids)
     draft = wish.speculation.draft
     return Request(
         prompt=tuple(prompt.ids),
         sampling=sampling,
-        max_tokens=room if wish.max_tokens is None else min(wish.max_tokens, room),
+        max_tokens=wish.max_tokens,
         stop_strings=tuple(wish.stop),
         stop_ids=stop_ids_of(model, wish),
         draft=draft,
         draft_tokens=wish.speculation.depth,
+        accept=wish.speculation.accept,
+        name=current_id(),
         kind=kind_of(prompt.ids if prompt.written is None else prompt.written, prompt.text) if draft == "auto" else "",
         logprobs=wish.logprobs,
         prompt_logprobs=prompt.logprobs,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forerun.engine.sequence import Emission, Logprob, Status
 from forerun.engine.sequence import Sequence as Running
-from forerun.serve.engine_client import Ended, Work
+from forerun.serve.engine_client import Ended, PromptRead, Work
 from forerun.serve.tally import Times
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class LocalAnswer:
         self.counted = (0, 0, 0)  # rounds, drafted and accepted that the tally knows
         # The loop:
         self._keeper = keeper
-        self._items: deque[list[Emission] | Ended] = deque()
+        self._items: deque[PromptRead | list[Emission] | Ended] = deque()
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
@@ -55,10 +55,14 @@ class LocalAnswer:
         """Unless it is over by then."""
         self._timers.append(self.loop.call_later(seconds, act))
 
-    def give(self, emissions: Sequence[Emission], last: Ended | Exception | None) -> None:
+    def give(
+        self, emissions: Sequence[Emission], last: Ended | Exception | None, progress: PromptRead | None = None
+    ) -> None:
         """What a round gave; `last`: how it ended, if it did."""
         if self._over:
             return
+        if progress is not None:
+            self._items.append(progress)
         if emissions:
             self._backlog += len(emissions)
             waiting = self._items[-1] if self._items else None
@@ -103,10 +107,10 @@ class LocalAnswer:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def __aiter__(self) -> AsyncIterator[Sequence[Emission] | Ended]:
+    def __aiter__(self) -> AsyncIterator[PromptRead | Sequence[Emission] | Ended]:
         return self
 
-    async def __anext__(self) -> Sequence[Emission] | Ended:
+    async def __anext__(self) -> PromptRead | Sequence[Emission] | Ended:
         while not self._items:
             if self._closed:
                 raise StopAsyncIteration
@@ -122,7 +126,7 @@ class LocalAnswer:
             finally:
                 self._waiter = None
         item = self._items.popleft()
-        if not isinstance(item, Ended):
+        if isinstance(item, list):
             self._backlog -= len(item)
             if self._held and self._backlog <= FEW:
                 self._held = False

@@ -197,8 +197,8 @@ def fail_all(answers: Sequence[LocalAnswer], reason: str) -> None:
 
 def check(model: LanguageModel, request: Request) -> None:
     """Refuse what can never run."""
-    if len(request.prompt) >= model.engine.context:
-        raise too_long(model.engine.context, len(request.prompt), "prompt")
+    if len(request.prompt) >= model.engine.longest:
+        raise too_long(model.engine.longest, len(request.prompt), "prompt")
     drafters = model.engine.drafters
     if request.draft not in ("auto", "off") and request.draft not in drafters:
         known = ", ".join(("auto", "off", *drafters.by_name))  # why it is not there names files: not for clients

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -34,6 +34,7 @@ class Metrics(Collector):
         self._engine, self._model = engine, model_name
         self.registry = CollectorRegistry()  # others may add theirs
         self.registry.register(self)
+        ProcessCollector(registry=self.registry)
 
     def render(self) -> bytes:
         """The text that is scraped."""

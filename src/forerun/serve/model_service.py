@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.draft.arms import SERVED
@@ -15,10 +17,14 @@ from forerun.serve.errors import ApiError, try_later
 from forerun.serve.parsing.formats import AnswerFormat, format_of
 from forerun.serve.settings import ServeSettings
 from forerun.text.content import MEDIA_KINDS
+from forerun.text.template import read_template
 from forerun.text.token_bytes import TokenBytes
+from forerun.weights.tokenizer import turn_ends
 
 if TYPE_CHECKING:
     from forerun.language_model import LanguageModel
+
+log = logging.getLogger("forerun")
 
 REASONS = {
     "loading": "Loading model",
@@ -32,10 +38,10 @@ class LoadedModel:
     """What a request needs of a model that is ready."""
 
     tokenizer: Any
-    context: int  # tokens of prompt and answer together
+    context: int  # tokens of prompt and answer together, as far as the cache holds them
     vocab: int
     stop_ids: frozenset[int] = frozenset()
-    generation_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)  # the model's and the server's own
     about: Mapping[str, Any] = field(default_factory=dict)  # for /props: device, drafters, memory
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -70,30 +76,45 @@ class LoadedModel:
 def loaded_model(model: LanguageModel, settings: ServeSettings) -> LoadedModel:
     """A model of this process; once, when it has been loaded."""
     engine = model.engine
-    return LoadedModel(
+    if settings.chat_template is not None:
+        model.tokenizer.chat_template = read_template(Path(settings.chat_template))
+    loaded = LoadedModel(
         tokenizer=model.tokenizer,
-        context=engine.context,
+        context=engine.longest,
         vocab=engine.vocab,
-        stop_ids=model.stop_ids,
-        generation_defaults=model.generation_defaults,
+        stop_ids=model.stop_ids | turn_ends(model.tokenizer),
+        generation_defaults={**model.generation_defaults, **settings.sampling_defaults},
         about={
             "device": str(model.machine.device),
             "guaranteed": model.probe.guaranteed,
             "drafters": [name for name in SERVED if name in engine.drafters],
+            "cache_tokens": engine.pool.count * engine.pool.page,
         },
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
         media=model.media,
     )
+    if settings.reasoning not in ("auto", "off") and loaded.format.reasoning == "none":
+        log.warning("--reasoning %s has no effect: this model does not think", settings.reasoning)
+    return loaded
 
 
 class ModelService:
     """The model under the names clients may use. Until it is ready, and when it has to go, requests get 503."""
 
     def __init__(
-        self, name: str, engine: EngineClient, aliases: tuple[str, ...] = (), loaded: LoadedModel | None = None
+        self,
+        name: str,
+        engine: EngineClient,
+        aliases: tuple[str, ...] = (),
+        loaded: LoadedModel | None = None,
+        *,
+        listed: tuple[str, ...] = (),
+        any_name: bool = False,
     ) -> None:
-        self.name, self.names = name, frozenset((name, *aliases))
+        """`listed`: names that /v1/models tells, the first one `name`; `any_name`: whatever a client calls it."""
+        self.name, self.names, self._any_name = name, frozenset((name, *aliases)), any_name
+        self.listed = listed or (name,)
         self.engine = engine
         self._loaded = loaded
 
@@ -117,6 +138,6 @@ class ModelService:
 
     def check_name(self, model: str | None) -> None:
         """A request may name the model or leave that out; another name is not found here."""
-        if model is not None and model not in self.names:
+        if model is not None and model not in self.names and not self._any_name:
             message = f"The model '{model[:100]}' does not exist here; '{self.name}' does."
             raise ApiError(404, message, param="model", code="model_not_found")

@@ -118,9 +118,10 @@ def _signals(handle: Callable[[], None]) -> Generator[None, None, None]:
 
 
 def model_names(model: str, settings: ServeSettings) -> tuple[str, tuple[str, ...]]:
-    """The served name, and the others that mean the same: what the user typed, and its last part."""
+    """The served name, and the others that mean the same: more served ones, what the user typed, its last part."""
     last = PurePath(model).name.removesuffix(".gguf") or model
-    return settings.served_name or last, (last, model, "default")
+    name, *others = settings.served_model_name or (last,)
+    return name, (*others, last, model, "default")
 
 
 def run_server(load: Callable[[], LanguageModel], settings: ServeSettings, model: str = "forerun") -> None:
@@ -138,7 +139,7 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
 
     engine = LocalEngine(settings)
     name, aliases = model_names(model, settings)
-    service = ModelService(name, engine, aliases)
+    service = ModelService(name, engine, aliases, listed=settings.served_model_name, any_name=settings.any_model_name)
 
     async def make_ready() -> None:
         model = loaded_model(await engine.load(load), settings)
@@ -146,5 +147,5 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
         service.ready(model)
         log.info("ready: %s", name)
 
-    app = create_app(service, settings, Metrics(engine, name).render)
+    app = create_app(service, settings, Metrics(engine, name))
     await serve(app, engine, settings, make_ready())

@@ -31,7 +31,8 @@ class Guard:
         self._key = None if settings.api_key is None else _digest(settings.api_key.encode())
         self._hosts = LOOPBACK_NAMES | {settings.host.lower()} | {host.lower() for host in settings.allowed_hosts}
         self._any_address = settings.host in WILDCARDS
-        self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins)
+        origins = frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins)
+        self._origins = origins | LOOPBACK_NAMES if "localhost" in origins else origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -62,7 +63,7 @@ class Guard:
         origin = _only(scope, b"origin").lower()
         if not origin or origin in (f"http://{host}", f"https://{host}"):
             return None
-        if origin not in self._origins and "*" not in self._origins:
+        if not {origin, origin.partition("://")[2], _name(origin.partition("://")[2]), "*"} & self._origins:
             raise ApiError(403, "This web page may not call the server; --allowed-origins adds pages.")
         return origin
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -10,7 +10,8 @@ def _about(topic: str, help: str, **more: Any) -> dict[str, Any]:
     return {"topic": topic, "help": help, **more}
 
 
-NETWORK, LIMITS, ENGINE = "Network", "Limits", "Engine"
+NETWORK, LIMITS, ENGINE, SAMPLING = "Network", "Limits", "Engine", "Sampling of requests that do not say"
+DEFAULT = "default_"  # in front of the names of sampling options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +27,15 @@ class ServeSettings:
         default=(), metadata=_about(NETWORK, "Host names that browsers may use, beside the address itself.")
     )
     allowed_origins: tuple[str, ...] = field(
-        default=(), metadata=_about(NETWORK, "Web pages that may call the server (CORS); default: its own only.")
+        default=(), metadata=_about(NETWORK, "Origins or hosts of web pages that may call it (CORS).")
     )
-    served_name: str | None = field(default=None, metadata=_about(NETWORK, "Name of the model for clients."))
+    served_model_name: tuple[str, ...] = field(
+        default=(), metadata=_about(NETWORK, "Names of the model for clients; answers carry the first.")
+    )
+    any_model_name: bool = field(default=False, metadata=_about(NETWORK, "Take whatever name a client calls it by."))
+    strict_fields: bool = field(
+        default=False, metadata=_about(NETWORK, "Refuse fields that are not known even where they change nothing.")
+    )
     page: bool = field(default=True, metadata=_about(NETWORK, "Serve the web page."))
     max_running: int = field(default=64, metadata=_about(ENGINE, "Answers in the making at once."))
     tool_parser: str = field(
@@ -39,6 +46,30 @@ class ServeSettings:
     )
     reasoning_parser: str = field(
         default="auto", metadata=_about(ENGINE, "How it marks its thinking: auto, none, think, gemma4 or mistral.")
+    )
+    chat_template: str | None = field(
+        default=None, metadata=_about(ENGINE, "A Jinja file in place of the model's own.", metavar="FILE")
+    )
+    reasoning: str = field(
+        default="auto",
+        metadata=_about(
+            ENGINE, "Thinking where a request says nothing: auto, off, minimal, low, medium, high, xhigh or max."
+        ),
+    )
+    default_temperature: float | None = field(
+        default=None, metadata=_about(SAMPLING, "Default: the model's, else OpenAI's 1.")
+    )
+    default_top_p: float | None = field(default=None, metadata=_about(SAMPLING, "Default: the model's, else 1."))
+    default_top_k: int | None = field(default=None, metadata=_about(SAMPLING, "Default: the model's, else 0: all."))
+    default_min_p: float | None = field(default=None, metadata=_about(SAMPLING, "Default: the model's, else 0."))
+    default_repetition_penalty: float | None = field(
+        default=None, metadata=_about(SAMPLING, "Default: the model's, else 1.")
+    )
+    default_presence_penalty: float | None = field(
+        default=None, metadata=_about(SAMPLING, "Default: the model's, else 0.")
+    )
+    default_frequency_penalty: float | None = field(
+        default=None, metadata=_about(SAMPLING, "Default: the model's, else 0.")
     )
     max_queue: int = field(default=256, metadata=_about(LIMITS, "Answers that may wait; more get 429."))
     queue_timeout: float = field(default=120.0, metadata=_about(LIMITS, "Seconds a request may wait for its turn."))
@@ -53,3 +84,11 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "host", self.host.strip("[]"))  # an IPv6 address as URLs write it
+
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """Those that are set, by the names of the options."""
+        given = {
+            e.name.removeprefix(DEFAULT): getattr(self, e.name) for e in fields(self) if e.name.startswith(DEFAULT)
+        }
+        return {name: value for name, value in given.items() if value is not None}

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 import socket
 from dataclasses import asdict
+from pathlib import Path
 
 from forerun.errors import ForerunError
+from forerun.serve.effort import BUDGETS
 from forerun.serve.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
-from forerun.serve.settings import ServeSettings
+from forerun.serve.settings import DEFAULT, ServeSettings
 from forerun.text.stops import MAX_STOPS
+from forerun.text.template import read_template
 
-PARSERS = {"tool_parser": TOOL_PARSERS, "reasoning_parser": REASONING_PARSERS}
+CHOICES = {
+    "tool_parser": TOOL_PARSERS,
+    "reasoning_parser": REASONING_PARSERS,
+    "reasoning": ("auto", "off", *BUDGETS),
+}
+# A whole origin, or a host's name alone.
+ORIGIN = re.compile(r"\*|(?:[a-z][a-z0-9+.-]*://)?(?:\[[0-9a-f:.]+\]|[^/:@\s\[\]*]+)(?::[0-9]{1,5})?/?", re.IGNORECASE)
 
 
 def check_settings(settings: ServeSettings) -> None:
@@ -21,16 +31,25 @@ def check_settings(settings: ServeSettings) -> None:
         raise ForerunError(f"--port {settings.port}: give a number from 0 (any free one) to 65535")
     for name, value in asdict(settings).items():
         flag = f"--{name.replace('_', '-')} {value}"
+        if name.startswith(DEFAULT):
+            _check_sampling(name.removeprefix(DEFAULT), value, flag)
+            continue
         if type(value) is int and name != "port" and value < 1:  # bool is an int, too
             raise ForerunError(f"{flag}: give a whole number from 1 up")
         if isinstance(value, float) and not 0 < value < math.inf:
             raise ForerunError(f"{flag}: give seconds above 0")
-        if name in PARSERS and value not in PARSERS[name]:
-            raise ForerunError(f"{flag}: use one of {', '.join(PARSERS[name])}")
+        if name in CHOICES and value not in CHOICES[name]:
+            raise ForerunError(f"{flag}: use one of {', '.join(CHOICES[name])}")
     if settings.max_stops > MAX_STOPS:
         raise ForerunError(f"--max-stops {settings.max_stops}: an answer can look for {MAX_STOPS} stop strings at most")
-    if settings.served_name == "":
-        raise ForerunError("--served-name is empty: give a name, or leave it out")
+    if settings.chat_template is not None:
+        read_template(Path(settings.chat_template))
+    for origin in settings.allowed_origins:
+        if ORIGIN.fullmatch(origin) is None:
+            raise ForerunError(
+                f"--allowed-origins {origin}: write what a browser sends, as https://app.example or "
+                "http://localhost:3000, a host's name for all its ports, or *"
+            )
     key = settings.api_key
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
         raise ForerunError("--api-key must be printable ASCII without spaces: headers carry nothing else")
@@ -39,6 +58,18 @@ def check_settings(settings: ServeSettings) -> None:
             f"--host {settings.host} can be reached by others: set a key with --api-key or FORERUN_API_KEY, "
             "or listen on 127.0.0.1"
         )
+
+
+def _check_sampling(name: str, value: float | None, flag: str) -> None:
+    """As the sampler does, under the flag's name."""
+    if value is None:
+        return
+    from forerun.sample.parameters import SamplingParams
+
+    try:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    except ForerunError as error:
+        raise ForerunError(f"{flag}: {error}") from error
 
 
 def free_port(host: str, port: int) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from forerun.proof import Proof
 from forerun.response import Response
 from forerun.serve.engine_client import Ended
 
 
-def statistics(ended: Sequence[Ended], prompt_tokens: int, warnings: Sequence[str]) -> dict[str, Any]:
+def statistics(
+    ended: Sequence[Ended], prompt_tokens: int, warnings: Sequence[str], proof: Proof | None = None
+) -> dict[str, Any]:
     """Of all choices of one request together; choices of the same prompt share its tokens."""
     responses = [end.response for end in ended]
     if not responses:
@@ -17,7 +20,7 @@ def statistics(ended: Sequence[Ended], prompt_tokens: int, warnings: Sequence[st
     return {
         "metrics": {"speculative_decoding": _speculative_decoding(responses)},
         "timings": _timings(responses, prompt_tokens),
-        "forerun": _own(ended, warnings),
+        "forerun": _own(ended, warnings) | ({} if proof is None else {"proof": proof.to_dict()}),
     }
 
 
@@ -81,6 +84,7 @@ def _own(ended: Sequence[Ended], warnings: Sequence[str]) -> dict[str, Any]:
         "queue_seconds": max(end.queue_seconds for end in ended),
         "first_token_seconds": max(end.first_token_seconds for end in ended),
         "seed": responses[0].seed,
+        "accept": responses[0].accept,
         "guaranteed": all(r.guaranteed for r in responses),
         "draft": responses[0].draft,
         "arms": arms,  # rounds of each

@@ -48,14 +48,16 @@ def encode_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_options: Mapping[str, Any] | None = None,
     continue_last: bool = False,
+    new_turn: bool = True,
     seconds: float = SECONDS,
 ) -> ChatPrompt:
     """Messages and tools through the model's template, ready for the assistant's turn.
 
     Messages as in `ChatJob.messages`: `content` is text, nothing or a list of text parts and places of media, for each
     of which the template writes a placeholder; arguments of calls are objects. Tools are OpenAI's function objects.
-    With `continue_last` the last message is the assistant's own beginning and the answer goes on after it. Safe in any
-    thread; `seconds` bounds the rendering as far as `template` says.
+    Without `new_turn` the assistant's turn is not begun. With `continue_last` the last message is the assistant's own
+    beginning and the answer goes on after it. Safe in any thread; `seconds` bounds the rendering as far as `template`
+    says.
     """
     check_messages(messages)
     template = chat_template(tokenizer, with_tools=bool(tools))
@@ -71,7 +73,7 @@ def encode_chat(
     guard = Guard(control_texts(tokenizer, template.source), given, template.source)
     masked = [_masked(message, guard) for message in adapted]
     values = {name: map_strings(value, guard.mask) for name, value in options.items()}
-    rendered = _render(template, masked, map_strings(listed, guard.mask), values, continue_last, seconds)
+    rendered = _render(template, masked, map_strings(listed, guard.mask), values, continue_last, new_turn, seconds)
     ids = guard.encode(tokenizer, rendered)
     if not ids:
         raise ForerunError("the prompt gives no tokens with this tokenizer; give some text")
@@ -112,10 +114,11 @@ def _render(
     tools: Any,
     options: Mapping[str, Any],
     continue_last: bool,
+    new_turn: bool,
     seconds: float,
 ) -> str:
     if not continue_last:
-        return template.render(messages, tools=tools, options=options, seconds=seconds)
+        return template.render(messages, tools=tools, options=options, new_turn=new_turn, seconds=seconds)
     last = dict(messages[-1])
     reasoning = not text_of(last["content"]) and bool(last.get("reasoning_content"))
     if reasoning:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError, meta, nodes
@@ -157,6 +158,20 @@ class ChatTemplate:
         finally:
             watch.end = None
         return "".join(pieces)
+
+
+def read_template(file: Path) -> str:
+    """A chat template of the user's own."""
+    try:
+        source = file.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ForerunError(f"cannot read the chat template {file}: {reason}") from error
+    try:
+        _compiled(source)
+    except (TemplateError, RecursionError) as error:
+        raise ForerunError(f"the chat template {file} is no Jinja template: {' '.join(str(error).split())}") from error
+    return source
 
 
 # What a caller's options must not touch: inputs of the template, and parameters of functions that render templates.

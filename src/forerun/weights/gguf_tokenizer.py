@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import ForerunError, first_line
 from forerun.text.detokenizer import byte_spelling
 from forerun.text.tokenizer import Tokenizer
+from forerun.weights.generation_config import sampling_defaults
 from forerun.weights.gguf_header import GgufHeader, header_of, strings
 from forerun.weights.gguf_metadata import Metadata
 
@@ -86,7 +87,7 @@ def gguf_tokenizer(file: Path) -> Tokenizer:
 
 
 def generation_config(header: GgufHeader, file: Path) -> dict[str, Any]:
-    """The ids that end an answer: end of text, end of turn, end of message; and those that never come."""
+    """The ids that end an answer: end of text, end of turn, end of message; those that never come; how to sample."""
     metadata = Metadata(header, "")
     ends = {metadata.token("eos"), metadata.token("eot"), metadata.token("eom")} - {None}
     listed = header.metadata.get("tokenizer.ggml.suppress_tokens")
@@ -101,6 +102,7 @@ def generation_config(header: GgufHeader, file: Path) -> dict[str, Any]:
         # Ids that fill the vocabulary up: Hugging Face's tokenizer does not have them, so they never come.
         never += [token for token, kind in enumerate(types) if kind == UNUSED]
     config: dict[str, Any] = {"bos_token_id": metadata.token("bos"), "eos_token_id": sorted(ends)}
+    config |= sampling_defaults(header.metadata)
     return config | ({"suppress_tokens": never} if never else {})
 
 

@@ -44,9 +44,12 @@ def _from_folder(path: Path) -> PreTrainedTokenizerFast:
     # Not AutoTokenizer: it takes a second longer to import, reads config.json, and rebuilds some tokenizers from parts.
     from transformers import PreTrainedTokenizerFast
 
+    family = str((read_json(path, "config.json") or {}).get("model_type"))
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(
             path,
+            # transformers takes every config without its own version for a Mistral of before its fix, and warns.
+            fix_mistral_regex=None if "stral" in family else False,
             local_files_only=True,
             trust_remote_code=False,
             model_max_length=sys.maxsize,  # the engine knows the context, and a file may hold anything
@@ -86,7 +89,7 @@ def stop_token_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     for source in sources:
         ends |= _ids(source.get("eos_token_id"), path)
     ends |= _ids(tokenizer.eos_token_id, path)
-    return frozenset(ends | _turn_ends(tokenizer))
+    return frozenset(ends | turn_ends(tokenizer))
 
 
 def _ids(value: object, path: Path) -> set[int]:
@@ -97,7 +100,8 @@ def _ids(value: object, path: Path) -> set[int]:
     return set(ids)
 
 
-def _turn_ends(tokenizer: Any) -> set[int]:
+def turn_ends(tokenizer: Any) -> set[int]:
+    """What the chat template puts behind a turn."""
     template = tokenizer.chat_template
     text = "".join(template.values()) if isinstance(template, dict) else template or ""
     added = tokenizer.get_added_vocab()

@@ -89,7 +89,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def measure(options: Namespace) -> dict[int, Any]:
     """One batch size after the other."""
-    model = load_model(options.model, device="cuda", max_context=8192)  # the cache holds eight such
+    model = load_model(options.model, device="cuda", max_context=8192)
     everyday = [question.prompt for question in read_evaluation(None) if question.collection == EVERYDAY]
     prompts = [tuple(encode_prompt(model.tokenizer, prompt)) for prompt in everyday]
     with torch.inference_mode():

@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, StringConstraints, model_validator
+from pydantic import (
+    Field,
+    FiniteFloat,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StringConstraints,
+    model_validator,
+)
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
+from forerun.options import AcceptChoice
 from forerun.serve.chat_job import GenerationWish, SamplingWish, Speculation, Thinking
+from forerun.serve.dialects.harmless import is_harmless
+from forerun.serve.dialects.notes import Notes
 from forerun.serve.effort import switched
 from forerun.serve.errors import bad_request
-from forerun.serve.routes.strict import Several, Strict
+from forerun.serve.routes.strict import Several, Strict, known_names
 from forerun.text.stops import MAX_STOP_LENGTH
 
 LARGEST = 2**31 - 1
@@ -22,17 +32,48 @@ DEFAULTS = {"temperature": 1.0}  # of all dialects; other defaults are the sampl
 
 Id = Annotated[int, Field(ge=0, le=LARGEST)]
 IdKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]  # a token id as the key of a JSON object
+MAX_BIAS = 100.0
+Bias = Annotated[FiniteFloat, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+PAIR = Field(min_length=2, max_length=2)
+Limit = Annotated[int, Field(ge=-1, le=LARGEST)]  # tokens of an answer; -1: none but the context's
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 class SpeculativeWish(Strict):
-    """Who drafts, and how far."""
+    """Who drafts, how far, how drafts are checked, and whether the answer is decoded again without them."""
 
     draft: str = "auto"
     depth: int | None = Field(default=None, ge=0, le=MAX_DEPTH)
+    accept: AcceptChoice = "coupled"
+    prove: bool = False
 
 
-class SamplingFields(Strict):
+class RequestBody(Strict):
+    """A whole body. Fields of other servers that cannot change the text are taken, and kept apart by their names."""
+
+    _unused: list[str] = PrivateAttr(default_factory=list)
+    _absent: list[str] = PrivateAttr(default_factory=list)  # names that are not known, with null
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _without_harmless(cls, sent: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(sent, dict):
+            return read(sent)
+        others = {name: value for name, value in sent.items() if name not in known_names(cls)}
+        unused = [name for name, value in others.items() if is_harmless(name, value)]
+        body = read({name: value for name, value in sent.items() if name not in unused})
+        body._unused, body._absent = unused, [name for name, value in others.items() if value is None]
+        return body
+
+    def note_harmless(self, notes: Notes, *, strict: bool) -> None:
+        """Name them in the warning, or refuse the first one."""
+        for name in (*self._absent, *self._unused) if strict else ():
+            raise bad_request(f"'{name}' is not supported.", name, "unknown_parameter")
+        for name in self._unused:
+            notes.unused(name)
+
+
+class SamplingFields(RequestBody):
     """How tokens are chosen, and when an answer ends: under the same names in all dialects."""
 
     top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
@@ -41,7 +82,9 @@ class SamplingFields(Strict):
     presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
     logit_bias: (
-        Annotated[dict[IdKey, Annotated[FiniteFloat, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None
+        Annotated[dict[IdKey, Bias], Field(max_length=MAX_BIASES)]
+        | Annotated[Several[Annotated[list[Id | Bias | Literal[False]], PAIR]], Field(max_length=MAX_BIASES)]
+        | None
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
@@ -53,9 +96,8 @@ class SamplingFields(Strict):
         """In the pipeline's words; `more`: what each dialect calls by another name."""
         # By fields of the same names; what a body has no field for it does not say.
         said = {entry.name: getattr(self, entry.name, None) for entry in fields(SamplingWish)}
-        biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         return GenerationWish(
-            sampling=SamplingWish(**said | {"logit_bias": biases or None}),
+            sampling=SamplingWish(**said | {"logit_bias": self._biases() or None}),
             defaults=DEFAULTS,
             min_tokens=self.min_tokens or 0,
             stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
@@ -64,6 +106,19 @@ class SamplingFields(Strict):
             speculation=speculation(self.speculative),
             **more,
         )
+
+    def _biases(self) -> dict[int, float]:
+        """By token: as OpenAI's clients send them, or as a list of pairs, where false forbids the token."""
+        if not isinstance(self.logit_bias, list):
+            return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+        biases = {}
+        for index, (token, bias) in enumerate(self.logit_bias):
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise bad_request("A pair of 'logit_bias' is a token id and its bias.", f"logit_bias[{index}][0]")
+            if abs(bias) > MAX_BIAS:
+                raise bad_request(f"A bias is from -{MAX_BIAS} to {MAX_BIAS}.", f"logit_bias[{index}][1]")
+            biases[token] = -MAX_BIAS if bias is False else bias
+        return biases
 
 
 class Extras(SamplingFields):
@@ -89,6 +144,11 @@ class Extras(SamplingFields):
         return switched(thinking, options), options
 
 
+def limit(tokens: int | None) -> int | None:
+    """-1 asks for no limit, as leaving it out does."""
+    return None if tokens == -1 else tokens
+
+
 def speculation(value: bool | int | str | SpeculativeWish | None) -> Speculation:
     """`off`, `auto`, the name of a drafter, or a number of drafts per round; or both, as an object."""
     wish = value if isinstance(value, SpeculativeWish) else SpeculativeWish()
@@ -105,4 +165,7 @@ def speculation(value: bool | int | str | SpeculativeWish | None) -> Speculation
         raise bad_request(f"'speculative' must be a depth or one of {names}, not '{wish.draft}'.", "speculative")
     if wish.draft == "off" and wish.depth:
         raise bad_request("'speculative' is off, so it has no depth.", "speculative.depth")
-    return Speculation(wish.draft, wish.depth)
+    if wish.prove and wish.accept == "rejection":
+        message = "'rejection' keeps the distribution and not the tokens, so there is nothing to 'prove': drop one."
+        raise bad_request(message, "speculative.prove")
+    return Speculation(wish.draft, wish.depth, wish.accept, wish.prove)

@@ -18,8 +18,9 @@ PING: Json = {"type": "ping"}
 class MessagesEncoder(Encoder):
     """One message; `answer` is what a client makes of the stream's events."""
 
-    def __init__(self, run: ChatRun, request_id: str) -> None:
-        self._request_id = request_id
+    def __init__(self, run: ChatRun, request_id: str, *, statistics: bool = False) -> None:
+        """`statistics`: of speculation and time, which the API itself does not have."""
+        self._request_id, self._statistics = request_id, statistics
         self.answer: Json = {
             "id": f"msg_{run.id}",
             "type": "message",
@@ -45,7 +46,7 @@ class MessagesEncoder(Encoder):
         elif isinstance(event, Finished):
             yield from self._close()
             self._ending = _ending(event)
-        else:
+        elif isinstance(event, Summary):
             yield from self._end(event)
 
     def failed(self, error: ApiError) -> Json:
@@ -107,8 +108,9 @@ class MessagesEncoder(Encoder):
     def _end(self, summary: Summary) -> Iterator[Json]:
         usage = _usage(summary.usage)
         self._over = True
-        self.answer |= {**self._ending, "usage": usage, **summary.statistics}
-        yield {"type": "message_delta", "delta": self._ending, "usage": usage, **summary.statistics}
+        more = summary.statistics if self._statistics else {}
+        self.answer |= {**self._ending, "usage": usage, **more}
+        yield {"type": "message_delta", "delta": self._ending, "usage": usage, **more}
         yield {"type": "message_stop"}
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, Summary, ToolCallDelta, Usage
+from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, PromptProgress, Summary, ToolCallDelta, Usage
 from forerun.serve.dialects.responses_job import ToolBox
 from forerun.serve.dialects.responses_output import CallItem, MessageItem, OutputItem, ReasoningItem
 from forerun.serve.dialects.responses_request import ResponsesRequest
@@ -56,12 +56,15 @@ class ResponsesEncoder(Encoder):
         return data
 
     def _unnumbered(self, event: ChatEvent) -> Iterator[Json]:
-        if isinstance(event, Delta):
+        if isinstance(event, PromptProgress):
+            progress = {"response": dict(self.answer), "prompt_progress": event.body()}
+            yield {"type": "response.in_progress", **progress}
+        elif isinstance(event, Delta):
             yield from self._delta(event)
         elif isinstance(event, Finished):
             self._reason = event.reason
             yield from self._close("incomplete" if event.reason == "length" else "completed")
-        else:
+        elif isinstance(event, Summary):
             yield self._end(event)
 
     def _delta(self, delta: Delta) -> Iterator[Json]:

@@ -16,6 +16,7 @@ from forerun.serve.dialects.conversation import (
     only_users_show,
     unreadable,
 )
+from forerun.serve.dialects.fields import limit
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.responses_request import (
     AllowedTools,
@@ -108,8 +109,13 @@ def _wish(request: Prompt) -> GenerationWish:
     output = _output(request)
     if not isinstance(request, ResponsesRequest):
         return request.wish(output=output)
-    logprobs = _logprobs(request)
-    return request.wish(max_tokens=request.max_output_tokens, stop=request.stop, logprobs=logprobs, output=output)
+    return request.wish(
+        max_tokens=limit(request.max_output_tokens),
+        stop=request.stop,
+        logprobs=_logprobs(request),
+        output=output,
+        progress=bool(request.stream and request.return_progress),
+    )
 
 
 def _logprobs(request: ResponsesRequest) -> int | None:
@@ -250,6 +256,8 @@ def _check_rest(request: ResponsesRequest, notes: Notes) -> None:
             raise bad_request(f"'{name}' is not supported by this server.", name, "unsupported_parameter")
     cache = ("prompt_cache_key", "prompt_cache_retention")
     notes.fields(request, "store", *cache, "safety_identifier", "user", "client_metadata")
+    if not request.stream:
+        notes.fields(request, "return_progress")
     if request.max_tool_calls is not None:
         notes.unused("max_tool_calls")
     if request.service_tier not in (None, "auto", "default"):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from forerun.serve.dialects.fields import Extras, StopString
+from forerun.serve.dialects.fields import Extras, Limit, StopString
 from forerun.serve.dialects.responses_items import AnyItem, AnyTool
 from forerun.serve.effort import Effort
 from forerun.serve.routes.strict import Several, Strict
@@ -89,7 +89,7 @@ class ResponsesRequest(Prompt):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"input": "Why is the sky blue?", "stream": True}]})
 
-    max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    max_output_tokens: Limit | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -97,6 +97,7 @@ class ResponsesRequest(Prompt):
     thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
     include: Several[str] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

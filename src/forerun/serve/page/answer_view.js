@@ -6,6 +6,7 @@ import { icon } from "./icons.js";
 import { DraftsView } from "./drafts_view.js";
 import { answerDetails, answerFigures, liveFigures } from "./figures.js";
 import { MarkdownView } from "./markdown.js";
+import { proofFigure, proofNotice } from "./proof.js";
 import { ThinkingView } from "./thinking_view.js";
 
 const NOTICES = {
@@ -63,14 +64,16 @@ export class AnswerView {
   }
 
   #after() {
-    const { error, state, finish } = this.node;
-    const key = JSON.stringify([error, state, finish]);
+    const { error, state, finish, proof } = this.node;
+    const key = JSON.stringify([error, state, finish, proof]);
     if (this.afterKey === key) return; // or an error would be read out again
     this.afterKey = key;
     const parts = [];
     if (state === "error") parts.push(this.#problem(error));
     const notice = NOTICES[state] ?? NOTICES[finish];
     if (notice) parts.push(el("p", { class: "notice" }, notice));
+    const unproved = proofNotice(this.node);
+    if (unproved) parts.push(unproved);
     this.after.replaceChildren(...parts);
   }
 
@@ -100,7 +103,13 @@ export class AnswerView {
       return;
     }
     const busy = chat.run !== null;
-    const key = JSON.stringify([node.state, busy, chat.current.leaf, Object.keys(chat.current.nodes).length]);
+    const key = JSON.stringify([
+      node.state,
+      busy,
+      node.proof,
+      chat.current.leaf,
+      Object.keys(chat.current.nodes).length,
+    ]);
     if (this.footKey === key) return; // keeps a focused button
     this.footKey = key;
     const copy = node.content
@@ -116,7 +125,12 @@ export class AnswerView {
     );
     const figures =
       node.statistics &&
-      el("div", { class: "figures", title: answerDetails(node.statistics) }, answerFigures(node.statistics));
+      el(
+        "div",
+        { class: "figures", title: answerDetails(node.statistics) },
+        answerFigures(node.statistics, node.proof),
+        proofFigure(chat, node),
+      );
     this.foot.replaceChildren(tools, ...(figures ? [figures] : []));
   }
 }

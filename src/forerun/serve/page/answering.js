@@ -30,6 +30,7 @@ export async function fillAnswer(node, chunks, signal, changed) {
         if (choice.finish_reason) node.finish = choice.finish_reason;
       }
       if (chunk.usage) node.statistics = statisticsOf(chunk);
+      if (chunk.forerun?.proof) node.proof = chunk.forerun.proof;
       changed();
     }
     node.state = "done";

@@ -15,6 +15,7 @@ import {
   siblings,
 } from "./conversations.js";
 import { fillAnswer } from "./answering.js";
+import { verdict } from "./proof.js";
 import { chatRequest } from "./request.js";
 import { rescue, rescued } from "./store.js";
 
@@ -46,6 +47,7 @@ export class Chat extends EventTarget {
       for (const node of Object.values(conversation.nodes)) {
         // The page was closed in the middle of it.
         if (node.state === "waiting" || node.state === "streaming") node.state = "interrupted";
+        if (node.proof?.running) node.proof = null;
       }
     }
     this.#sort();
@@ -91,6 +93,27 @@ export class Chat extends EventTarget {
 
   stop() {
     this.run?.stop();
+  }
+
+  /** Asks for the same answer again, decoded with and without drafts. */
+  async prove(node) {
+    if (this.run) return;
+    const conversation = this.current;
+    const settings = { ...node.asked, seed: node.statistics.seed };
+    const body = chatRequest(this.model, pathTo(conversation, node.parent), settings, true);
+    const controller = new AbortController();
+    this.runs.set(conversation.id, { node, stop: () => controller.abort() });
+    node.proof = { running: true };
+    this.#tell("answer", node);
+    this.#tell("list");
+    const again = answerFields(this.model);
+    again.content = "";
+    await fillAnswer(again, this.server.chat(body, controller.signal), controller.signal, () => {});
+    node.proof = verdict(node, again);
+    this.runs.delete(conversation.id);
+    this.#save(conversation);
+    this.#tell("answer", node);
+    this.#tell("list");
   }
 
   /** The version of a message that is `step` away. */
@@ -149,7 +172,8 @@ export class Chat extends EventTarget {
 
   async #answer(conversation, question) {
     const body = chatRequest(this.model, pathTo(conversation, question.id), this.settings.values);
-    const node = addNode(conversation, question.id, answerFields(this.model));
+    const asked = { ...this.settings.values };
+    const node = addNode(conversation, question.id, { ...answerFields(this.model), asked });
     const controller = new AbortController();
     this.runs.set(conversation.id, { node, stop: () => controller.abort() });
     this.#sort();

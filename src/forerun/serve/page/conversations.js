@@ -50,6 +50,8 @@ export function answerFields(model) {
     error: null,
     finish: null,
     statistics: null,
+    asked: null, // the settings it was asked for with
+    proof: null, // see proof.js
   };
 }
 

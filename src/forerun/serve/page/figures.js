@@ -29,7 +29,7 @@ export function liveFigures(tokens, elapsed) {
 }
 
 /** When it is done: what the server measured. */
-export function answerFigures(statistics) {
+export function answerFigures(statistics, proof) {
   const { tokensPerSecond, tokensPerRound, secondsSaved, tokens, promptTokens, guaranteed } = statistics;
   const parts = [];
   const add = (content, props = {}) => parts.push(el("span", props, content));
@@ -38,7 +38,7 @@ export function answerFigures(statistics) {
   if (secondsSaved !== null) add([el("b", {}, seconds(secondsSaved)), secondsSaved < 0 ? " lost" : " saved"]);
   add(count(tokens, "token"));
   add(count(promptTokens, "prompt token"));
-  if (guaranteed) {
+  if (guaranteed && !proof?.report) {
     add([icon("check"), "exact"], {
       class: "exact",
       title: "The same tokens as without drafts: the model was checked for it when it was loaded.",

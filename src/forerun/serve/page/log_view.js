@@ -2,6 +2,7 @@
 
 import { AnswerView } from "./answer_view.js";
 import { announce, el } from "./dom.js";
+import { proofWords } from "./proof.js";
 import { QuestionView } from "./question_view.js";
 import { tokenCard } from "./token_card.js";
 import { Waiting } from "./waiting.js";
@@ -15,7 +16,7 @@ export class LogView {
     this.thread = el("div", { class: "column thread", role: "log", "aria-live": "off" });
     this.following = true;
     this.due = false;
-    this.waiting = new Waiting(chat.server, () => this.#updateSoon());
+    this.waiting = new Waiting(chat.server, () => this.#updateSoon(this.waiting.node));
     chat.addEventListener("open", () => this.#open());
     chat.addEventListener("answer", ({ detail }) => this.#grown(detail));
     look.addEventListener("change", () => this.#updateAll());
@@ -69,26 +70,25 @@ export class LogView {
 
   #grown(node) {
     if (!this.chat.path.includes(node)) return;
-    this.#updateSoon();
+    this.#updateSoon(node);
     if (this.chat.run?.node === node) return;
     this.waiting.watch(null);
     this.#scrolled();
     const { following } = this;
     this.#updateAll();
     if (following) this.toEnd(); // to the figures, which come last
-    announce(
-      node.state === "done" ? "The answer is complete." : node.state === "stopped" ? "Stopped." : "The answer failed.",
-    );
+    if (node.proof) announce(proofWords(node.proof));
+    else if (node.state === "done") announce("The answer is complete.");
+    else announce(node.state === "stopped" ? "Stopped." : "The answer failed.");
   }
 
   /** At most once a frame, however many chunks come. */
-  #updateSoon() {
+  #updateSoon(node) {
     if (this.due) return;
     this.due = true;
     requestAnimationFrame(() => {
       this.due = false;
-      const last = this.chat.path.at(-1);
-      if (last) this.#view(last).update();
+      if (this.chat.path.includes(node)) this.#view(node).update();
       this.#follow();
     });
   }

@@ -12,8 +12,8 @@ const FIELDS = {
   thinkingBudget: "thinking_budget",
 };
 
-/** `path`: the nodes from the first question to the last one. */
-export function chatRequest(model, path, settings) {
+/** `path`: the nodes from the first question to the last one; `prove`: decode the answer again without drafts. */
+export function chatRequest(model, path, settings, prove = false) {
   // A question that got no answer is left out with it: many templates want the two to take turns.
   const said = path.filter((node, at) =>
     node.role === "user" ? at + 1 === path.length || path[at + 1].content : node.content,
@@ -28,7 +28,7 @@ export function chatRequest(model, path, settings) {
     return_token_details: true,
   };
   for (const [name, field] of Object.entries(FIELDS)) if (settings[name] !== null) body[field] = settings[name];
-  const speculative = speculation(settings);
+  const speculative = prove ? { ...wish(settings), prove } : speculation(settings);
   if (speculative !== null) body.speculative = speculative;
   return body;
 }
@@ -36,4 +36,10 @@ export function chatRequest(model, path, settings) {
 function speculation({ draft, depth }) {
   if (draft === "auto") return null; // what the server does by itself
   return depth === null || draft === "off" ? draft : { draft, depth };
+}
+
+/** The same as an object. */
+function wish(settings) {
+  const speculative = speculation(settings) ?? "auto";
+  return typeof speculative === "string" ? { draft: speculative } : speculative;
 }

@@ -1,4 +1,7 @@
-/** What can be set for the answers to come. Everything is kept as it is typed; empty means the server's default. */
+/**
+ * What can be set for the answers to come. Everything is kept as it is typed; an empty field shows the value that
+ * holds, which is the server's.
+ */
 
 import { el, iconButton } from "./dom.js";
 import { drafterName } from "./sources.js";
@@ -33,7 +36,7 @@ export class SettingsDialog {
   }
 
   know(props) {
-    const { defaults = props.generation_defaults ?? {}, drafters = [] } = props;
+    const { generation_defaults: defaults = {}, drafters = [] } = props;
     this.props = { defaults, drafters };
     // What was set for another model may not exist here.
     const { draft } = this.settings.values;
@@ -56,7 +59,7 @@ export class SettingsDialog {
       on: { input: () => this.settings.set({ system: system.value }) },
     });
     const numbers = NUMBERS.map(([name, label, field, bounds]) =>
-      this.#number(name, label, defaults[field] ?? NO_DEFAULT[field] ?? "default", bounds),
+      this.#number(name, label, defaults[field] ?? NO_DEFAULT[field] ?? "…", bounds),
     );
     this.depth = this.#number("depth", "Drafts per round", "measured", { min: 1, max: 15, step: 1 });
     const budget = this.#number("thinkingBudget", "Thinking budget", "no limit", { min: 0, step: 1 });

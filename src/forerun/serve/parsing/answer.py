@@ -48,7 +48,7 @@ class TaggedParser:
         self._drain()
         return self._said.take()
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, cut: bool = False) -> list[Piece]:
         """What was held back."""
         if self._reader is not None:
             self._reader.finish()
@@ -56,10 +56,11 @@ class TaggedParser:
             if self._reader.started:
                 self._said.end()
             self._reader = None
-            self._said.content(raw)
+            self._said.content("" if cut else raw)
         held, self._buffer = self._buffer, ""
         if self._state == "text":
-            self._said.content(held)
+            begun = any(mark.startswith(held) for mark in self._marks)
+            self._said.content("" if cut and begun else held)
         else:
             self._said.reasoning(held if self._state == "thinking" else held.lstrip(SPACE))
         self._said.finish()

@@ -49,8 +49,11 @@ class AnswerParser(Protocol):
         """All that is certain after this text."""
         ...
 
-    def finish(self) -> list[Piece]:
-        """What was held back, now that no more text comes. An unfinished tool call is ended as far as it came."""
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """What was held back, now that no more text comes. An unfinished tool call is ended as far as it came.
+
+        `cut`: a limit ended the text, so that a call may have begun that nothing was told of. It is no text.
+        """
         ...
 
 
@@ -60,5 +63,5 @@ class PlainText:
     def push(self, text: str) -> list[Piece]:
         return [Content(text)] if text else []
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, cut: bool = False) -> list[Piece]:  # noqa: ARG002 - nothing is held back
         return []

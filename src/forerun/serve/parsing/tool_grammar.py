@@ -1,6 +1,6 @@
 """Grammars that make a model call tools: Lark for llguidance, in each family's own syntax.
 
-With `required` the answer is one call or several, with `named` calls of one tool; with `auto` it is free text, and
+With `required` the answer is one call or several, with `named` one call of one tool; with `auto` it is free text, and
 every call in it is well formed (for tools that are `strict`). Thinking comes before the grammar and is not part of it.
 Where a family writes arguments as JSON the tool's whole schema holds. Qwen3-Coder's and Gemma's own forms hold names,
 types, enumerations and what is required; limits on lengths, ranges and patterns of bare texts are not enforced there.
@@ -20,6 +20,7 @@ from forerun.serve.parsing.gemma_grammar import gemma_arguments
 from forerun.serve.parsing.grammar_rules import Rules, quoted
 from forerun.serve.parsing.schema_types import known_values, parameter_types, properties_of, required_of, types_of
 
+MORE_CALLS = "{0,31}"  # behind the first one: a model that does not know when to stop is stopped
 _ANYTHING = r"/(.|\n)*/"
 
 
@@ -35,7 +36,7 @@ def tool_grammar(
     if not chosen or format.tools == "none":
         raise ForerunError(f"there is no tool named {name!r}" if mode == "named" else "there is no tool to call")
     rules = Rules(format.mark_ids)
-    calls = _calls(rules, format, chosen, parallel)
+    calls = _calls(rules, format, chosen, parallel and mode != "named")
     if mode == "auto":
         rules.add("start", _amid_text(rules, format, calls, parallel))
     else:
@@ -48,11 +49,16 @@ def _calls(rules: Rules, format: AnswerFormat, tools: Sequence[Tool], parallel: 
     """One call, or several."""
     if format.tools == "mistral" and "[ARGS]" not in format.mark_ids:
         rules.choice("call", [_json_object(rules, tool, "arguments") for tool in tools])
-        more = ' (", " call)*' if parallel else ""
+        more = f' (", " call){MORE_CALLS}' if parallel else ""
         return f'{rules.mark("[TOOL_CALLS]")} "[" call{more} "]"'
     rules.choice("call", [_call(rules, format, tool) for tool in tools])
-    separator = {"llama3_json": '"; "', "hermes": '"\\n"', "qwen3_coder": '"\\n"'}.get(format.tools, "")
-    return f"call ({separator} call)*" if parallel else "call"
+    if not parallel:
+        return "call"
+    if format.tools in ("hermes", "qwen3_coder"):
+        # Many models write a newline before they end: after it the answer may be over, too.
+        return f'call ("\\n" call){MORE_CALLS} "\\n"?'
+    separator = '"; "' if format.tools == "llama3_json" else ""
+    return f"call ({separator} call){MORE_CALLS}"
 
 
 def _call(rules: Rules, format: AnswerFormat, tool: Tool) -> str:

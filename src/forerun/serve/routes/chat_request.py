@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 
 from forerun.serve.chat_job import ChatJob, Thinking, Tool, ToolChoice
 from forerun.serve.dialects.conversation import check_choice, check_names
-from forerun.serve.dialects.fields import LARGEST
+from forerun.serve.dialects.fields import LARGEST, Limit, limit
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.effort import Effort, switched, thinking_for
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.chat_messages import MAX_MESSAGES, FunctionName, Message
 from forerun.serve.routes.media_parts import ImagePart
 from forerun.serve.routes.openai_fields import MAX_TOP_LOGPROBS, GenerationFields
-from forerun.serve.routes.strict import Several, Strict
+from forerun.serve.routes.strict import Json, Several, Strict
 from forerun.serve.sent_media import SentMedia
 
 MAX_TOOLS = 512
@@ -29,7 +29,7 @@ class Function(Strict):
 
     name: FunctionName
     description: Annotated[str, StringConstraints(max_length=100_000)] | None = None
-    parameters: dict[str, JsonValue] | None = None
+    parameters: dict[str, Json] | None = None
     strict: bool | None = None
 
 
@@ -53,23 +53,34 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class Reasoning(Strict):
+    """OpenRouter's way to say how much is thought."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    max_tokens: Budget | None = None
+    exclude: bool | None = None
+    summary: str | None = None
+
+
 class ChatRequest(GenerationFields):
     """OpenAI's fields, and what vLLM and llama.cpp added."""
 
     model_config = ConfigDict(title="ChatCompletionRequest")
 
     messages: Annotated[Several[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[Several[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: FunctionName | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
+    reasoning: Reasoning | None = None
     thinking_budget: Budget | None = None
     thinking_token_budget: Budget | None = None
-    chat_template_kwargs: Annotated[dict[str, JsonValue], Field(max_length=50)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Json], Field(max_length=50)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
@@ -77,7 +88,7 @@ class ChatRequest(GenerationFields):
 
     def job(self) -> ChatJob:
         """For the pipeline."""
-        self.check()
+        self._check()
         options = dict(self.chat_template_kwargs or {})
         thinking = self._thinking(options)
         media: list[SentMedia] = []
@@ -88,7 +99,7 @@ class ChatRequest(GenerationFields):
             messages=messages,
             media=tuple(media),
             wish=self.wish(
-                max_tokens=self.max_completion_tokens or self.max_tokens,
+                max_tokens=limit(self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens),
                 logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             ),
             tools=tools,
@@ -96,6 +107,7 @@ class ChatRequest(GenerationFields):
             thinking=thinking,
             template_options=options,
             continue_last=bool(self.continue_final_message),
+            new_turn=self.add_generation_prompt is not False,
         )
 
     def note_unused(self, notes: Notes) -> None:
@@ -103,25 +115,22 @@ class ChatRequest(GenerationFields):
         super().note_unused(notes)
         if self.max_completion_tokens is not None and self.max_tokens not in (None, self.max_completion_tokens):
             notes.unused("max_tokens")
+        if self.reasoning is not None:
+            notes.fields(self.reasoning, "exclude", "summary", under="reasoning.")
         contents = (message.content for message in self.messages if not isinstance(message.content, str | None))
         pictures = [part for parts in contents for part in parts if isinstance(part, ImagePart)]
         if any(part.image_url.detail not in (None, "auto") for part in pictures):
             notes.unused("image_url.detail")
 
-    def check(self) -> None:
-        super().check()
-        if self.top_logprobs is not None and not self.logprobs:
+    def _check(self) -> None:
+        """Combinations that make no sense."""
+        if self.top_logprobs and not self.logprobs:
             raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
         if self.continue_final_message:
             if self.messages[-1].role != "assistant":
                 raise bad_request("Only a last message of the assistant can be continued.", "continue_final_message")
             if self.add_generation_prompt:
                 raise bad_request("A message is continued or a new one begun, not both.", "add_generation_prompt")
-        elif self.add_generation_prompt is False:
-            raise bad_request(
-                "An answer needs its turn begun; continue_final_message goes on with the last message.",
-                "add_generation_prompt",
-            )
         elif self.echo:
             raise bad_request("'echo' needs 'continue_final_message' in a chat.", "echo")
 
@@ -139,10 +148,15 @@ class ChatRequest(GenerationFields):
 
     def _thinking(self, options: dict[str, Any]) -> Thinking:
         """From any of the fields that say so; `enable_thinking` is taken out of the template's options."""
-        thinking = switched(thinking_for(self.reasoning_effort), options)
-        budgets = {b for b in (self.thinking_budget, self.thinking_token_budget) if b is not None}
+        inner = self.reasoning or Reasoning()
+        thinking = thinking_for(self.reasoning_effort or inner.effort)
+        if inner.enabled is not None and thinking.enabled is None:
+            thinking = replace(thinking, enabled=inner.enabled)
+        thinking = switched(thinking, options)
+        given = (self.thinking_budget, self.thinking_token_budget, inner.max_tokens)
+        budgets = {budget for budget in given if budget is not None}
         if len(budgets) > 1:
-            raise bad_request("'thinking_budget' and 'thinking_token_budget' differ.", "thinking_token_budget")
+            raise bad_request("The budgets for thinking differ.", "thinking_token_budget")
         return replace(thinking, budget=budgets.pop()) if budgets else thinking
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from forerun import __version__
-from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, Summary, TokenInfo, Usage
+from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, PromptProgress, Summary, TokenInfo, Usage
 from forerun.serve.dialects.transport import Encoder, Json
 from forerun.serve.error_bodies import openai_body
 from forerun.serve.errors import ApiError
@@ -81,7 +81,9 @@ class CompletionEncoder(Encoder):
 
     def events(self, event: ChatEvent) -> Iterator[Json]:
         """What is said, how it ended, and the usage where it was asked for."""
-        if isinstance(event, Delta):
+        if isinstance(event, PromptProgress):
+            yield self.chunk(event.choice, self.said_nothing()) | {"prompt_progress": event.body()}
+        elif isinstance(event, Delta):
             # Tokens that said nothing yet wait for the next delta of their choice.
             if self.with_logprobs or self._token_details:
                 self._waiting[event.choice] += event.tokens
@@ -136,7 +138,7 @@ class CompletionEncoder(Encoder):
                 parts[event.choice].add(event)
             elif isinstance(event, Finished):
                 parts[event.choice].end = event
-            else:
+            elif isinstance(event, Summary):
                 body |= self.body(parts, event)
         return body
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 
-from forerun.serve.chat_events import ChatEvent, Delta, Finished, Summary, TokenInfo
+from forerun.serve.chat_events import ChatEvent, Delta, Finished, TokenInfo
 from forerun.serve.completion_service import CompletionRun
 from forerun.serve.dialects.transport import Json
 from forerun.serve.routes.chunks import CompletionEncoder, WholeChoice
@@ -19,7 +19,7 @@ class TextEncoder(CompletionEncoder):
 
     def __init__(self, completion: CompletionRun, request: CompletionRequest) -> None:
         super().__init__(completion.run, request, len(completion.run.choices), request.logprobs is not None)
-        self._completion, self._echo, self._only_prompt = completion, bool(request.echo), request.only_prompt
+        self._completion, self._echo = completion, bool(request.echo)
         self._logprobs = [LegacyLogprobs() for _ in range(self.choices)]
         self._echoed: set[int] = set()
 
@@ -44,13 +44,6 @@ class TextEncoder(CompletionEncoder):
             "text": (self._completion.prompt_text(index) if self._echo else "") + "".join(whole.content),
             "logprobs": self.logprobs(index, [*before, *whole.tokens]) if self.with_logprobs else None,
         }
-
-    def body(self, parts: Sequence[WholeChoice], summary: Summary) -> Json:
-        if not self._only_prompt:
-            return super().body(parts, summary)
-        body = super().body([WholeChoice(end=Finished(index, "length")) for index in range(len(parts))], summary)
-        body["usage"] |= {"completion_tokens": 0, "total_tokens": summary.usage.prompt}
-        return body
 
 
 class LegacyLogprobs:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from forerun.serve.completion_service import CompletionJob
-from forerun.serve.dialects.fields import LARGEST, Id
+from forerun.serve.dialects.fields import Id, Limit, limit
 from forerun.serve.errors import bad_request
 from forerun.serve.routes.openai_fields import MAX_TOP_LOGPROBS, GenerationFields
 from forerun.serve.routes.strict import Several
@@ -31,33 +31,23 @@ class CompletionRequest(GenerationFields):
         | Annotated[Several[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
     )
     suffix: str | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
+    max_tokens: Limit | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: int | None = None
 
-    @property
-    def only_prompt(self) -> bool:
-        """Is nothing to be generated? Who rates texts asks so."""
-        return self.max_tokens == 0
-
     def job(self) -> CompletionJob:
         """For the pipeline."""
-        self.check()
         if self.best_of is not None and self.best_of != (self.n or 1):  # the best n of n are all of them
             raise bad_request("'best_of' is not supported: ask for 'n' choices.", "best_of")
-        if self.only_prompt and not self.echo:
-            raise bad_request("Without 'echo', 'max_tokens' must be at least 1.", "max_tokens")
-        if self.only_prompt and self.stream:
-            raise bad_request("A text that is only rated is not streamed.", "stream")
         if self.suffix is not None and self.echo:
             raise bad_request("'echo' and 'suffix' do not go together.", "echo")
-        limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        most = DEFAULT_MAX_TOKENS if self.max_tokens is None else limit(self.max_tokens)
         return CompletionJob(
             prompts=self._prompts(),
             suffix=self.suffix,
             echo=bool(self.echo),
-            wish=self.wish(max_tokens=max(1, limit), logprobs=self.logprobs),
+            wish=self.wish(max_tokens=most, logprobs=self.logprobs),
         )
 
     def _prompts(self) -> list[str | list[int]]:

@@ -29,11 +29,12 @@ def router(chats: ChatService, texts: CompletionPipeline, models: ModelService, 
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream of chunks."""
         models.check_name(body.model)
+        headers = _headers(body, settings.strict_fields)
         job = body.job()
         begun = job.messages[-1]["content"] if body.echo else ""
         run = await start(request, chats, job)
         encoder = ChatEncoder(run, body, begun)
-        return await respond(request, run, encoder, _headers(body), stream=body.stream, ping=settings.ping)
+        return await respond(request, run, encoder, headers, stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/chat/completions/input_tokens")
     async def input_tokens(body: ChatRequest) -> dict[str, Any]:
@@ -45,16 +46,18 @@ def router(chats: ChatService, texts: CompletionPipeline, models: ModelService, 
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text, fill a gap in one, or rate one."""
         models.check_name(body.model)
+        headers = _headers(body, settings.strict_fields)
         job = body.job()
         started = await unless_gone(request, texts.start(job), lambda started: started.run.close())
         encoder = TextEncoder(started, body)
-        return await respond(request, started.run, encoder, _headers(body), stream=body.stream, ping=settings.ping)
+        return await respond(request, started.run, encoder, headers, stream=body.stream, ping=settings.ping)
 
     return routes
 
 
-def _headers(body: GenerationFields) -> dict[str, str]:
+def _headers(body: GenerationFields, strict: bool) -> dict[str, str]:
     """Names what was sent and changes nothing."""
     notes = Notes()
+    body.note_harmless(notes, strict=strict)
     body.note_unused(notes)
     return notes.headers()

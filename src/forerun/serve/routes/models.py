@@ -17,10 +17,10 @@ def router(models: ModelService) -> APIRouter:
     routes = APIRouter(tags=["OpenAI"])
     created = int(time.time())
 
-    def entry() -> dict[str, Any]:
+    def entry(name: str) -> dict[str, Any]:
         loaded = models.loaded()
         return {
-            "id": models.name,
+            "id": name,
             "object": "model",
             "created": created,
             "owned_by": "forerun",
@@ -30,15 +30,15 @@ def router(models: ModelService) -> APIRouter:
 
     @routes.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        """All models: one."""
-        found = entry()
-        return {"object": "list", "data": [found], "models": [_for_codex(found)]}
+        """The model under each of the names it is served by."""
+        found = [entry(name) for name in models.listed]
+        return {"object": "list", "data": found, "models": [_for_codex(one) for one in found]}
 
     @routes.get("/v1/models/{model:path}")
     async def get_model(model: str) -> dict[str, Any]:
         """One model by any of its names."""
         models.check_name(model)
-        return entry()
+        return entry(models.name)
 
     return routes
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, JsonValue, StringConstraints
+from pydantic import Field, FiniteFloat, StringConstraints
 
 from forerun.serve.chat_job import GenerationWish
 from forerun.serve.dialects.fields import LARGEST, SamplingFields, StopString
 from forerun.serve.dialects.notes import Notes
-from forerun.serve.errors import bad_request
 from forerun.serve.routes.output_fields import OutputFields
-from forerun.serve.routes.strict import Several, Strict
+from forerun.serve.routes.strict import Json, Several, Strict
 
 MAX_TOP_LOGPROBS = 20
 
@@ -40,9 +39,10 @@ class GenerationFields(OutputFields, SamplingFields):
     stop: StopString | Annotated[Several[StopString], Field(max_length=1000)] | None = None
     include_stop_str_in_output: bool | None = None
     return_token_details: bool | None = None
+    return_progress: bool | None = None
     skip_special_tokens: Literal[True] | None = None  # vLLM's clients send what is the only way here
     user: Annotated[str, Field(max_length=10_000)] | None = None
-    metadata: Annotated[dict[str, JsonValue], Field(max_length=100)] | None = None
+    metadata: Annotated[dict[str, Json], Field(max_length=100)] | None = None
     store: bool | None = None
     service_tier: Annotated[str, Field(max_length=100)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=1000)] | None = None
@@ -51,18 +51,13 @@ class GenerationFields(OutputFields, SamplingFields):
     @property
     def include_usage(self) -> bool:
         """Does a stream end with a chunk that has nothing but the usage?"""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    def check(self) -> None:
-        """Combinations that make no sense."""
-        if self.stream_options is not None and not self.stream:
-            raise bad_request("'stream_options' needs 'stream': true.", "stream_options")
-        if self.stream_options and self.stream_options.include_obfuscation:
-            raise bad_request("Obfuscated streams are not supported.", "stream_options.include_obfuscation")
+        return bool(self.stream and self.stream_options and self.stream_options.include_usage)
 
     def note_unused(self, notes: Notes) -> None:
         """What was sent and changes nothing."""
-        notes.fields(self, *WITHOUT_EFFECT)
+        notes.fields(self, *WITHOUT_EFFECT, *(() if self.stream else ("stream_options", "return_progress")))
+        if self.stream and self.stream_options:
+            notes.fields(self.stream_options, "include_obfuscation", under="stream_options.")
         if self.response_format and self.response_format.json_schema:
             notes.fields(self.response_format.json_schema, "description", under="response_format.json_schema.")
 
@@ -71,6 +66,7 @@ class GenerationFields(OutputFields, SamplingFields):
             stop=self.stop,
             include_stop=bool(self.include_stop_str_in_output),
             n=1 if self.n is None else self.n,
+            progress=bool(self.stream and self.return_progress),
             output=self.output(),
             **more,
         )

@@ -1,15 +1,15 @@
-"""What an answer must look like: OpenAI's response_format, vLLM's structured_outputs and its older guided fields."""
+"""What an answer must look like: OpenAI's response_format, vLLM's structured_outputs and guided fields, sglang's."""
 
 from __future__ import annotations
 
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, StringConstraints
+from pydantic import Field, StringConstraints
 
 from forerun.serve.chat_job import OutputFormat, OutputKind
 from forerun.serve.errors import bad_request
-from forerun.serve.routes.strict import Several, Strict
+from forerun.serve.routes.strict import Json, Several, Strict
 
 Choices = Annotated[Several[str], Field(min_length=1, max_length=10_000)]
 
@@ -19,7 +19,7 @@ class JsonSchema(Strict):
 
     name: Annotated[str, StringConstraints(max_length=200)] | None = None
     description: Annotated[str, StringConstraints(max_length=10_000)] | None = None
-    schema_: Annotated[dict[str, JsonValue], Field(alias="schema")]
+    schema_: Annotated[dict[str, Json], Field(alias="schema")]
     strict: bool | None = None
 
 
@@ -28,20 +28,24 @@ class ResponseFormat(Strict):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Json] | None, Field(alias="schema")] = None  # llama.cpp's, with json_object
 
     def output(self) -> OutputFormat | None:
         """None: any text."""
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise bad_request("'json_schema' belongs to the type of the same name.", "response_format.json_schema")
-        if self.json_schema is not None:
-            return OutputFormat("json_schema", self.json_schema.schema_)
+        if self.schema_ is not None and self.type != "json_object":
+            raise bad_request("'schema' belongs to the type 'json_object'.", "response_format.schema")
+        schema = self.schema_ if self.json_schema is None else self.json_schema.schema_
+        if schema is not None:
+            return OutputFormat("json_schema", schema)
         return OutputFormat("json_object") if self.type == "json_object" else None
 
 
 class StructuredOutputs(Strict):
     """vLLM's: exactly one of them."""
 
-    json_: Annotated[dict[str, JsonValue] | str | None, Field(alias="json")] = None
+    json_: Annotated[dict[str, Json] | str | None, Field(alias="json")] = None
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
@@ -53,7 +57,9 @@ class OutputFields(Strict):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, JsonValue] | str | None = None
+    json_schema: dict[str, Json] | str | None = None
+    regex: str | None = None
+    guided_json: dict[str, Json] | str | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
@@ -75,6 +81,8 @@ class OutputFields(Strict):
         """(field, kind, value or None)."""
         inner = self.structured_outputs or StructuredOutputs()
         return [
+            ("json_schema", "json_schema", self.json_schema),
+            ("regex", "regex", self.regex),
             ("guided_json", "json_schema", self.guided_json),
             ("guided_regex", "regex", self.guided_regex),
             ("guided_choice", "choice", self.guided_choice),

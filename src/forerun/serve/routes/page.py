@@ -62,6 +62,7 @@ def router(files: dict[str, bytes]) -> APIRouter:
         return Response(files[address], headers=HEADERS | {"Content-Type": kind})
 
     @routes.get("/", response_model=None)
+    @routes.head("/", response_model=None)
     async def index() -> Response:
         return found("/")
 

@@ -27,8 +27,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
     @routes.post("/v1/responses", response_model=None)
     async def create(body: ResponsesRequest, request: Request) -> Response:
         """An answer in the form of the Responses API, whole or as events."""
-        notes = Notes()
-        notes.model(body.model, service.model)
+        notes = _notes(body)
         job, box = make_job(body, notes)
         try:
             run = await start(request, service, job)
@@ -44,11 +43,16 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
     @routes.post("/v1/responses/input_tokens", response_model=None)
     async def count(body: Prompt) -> Response:
         """How many tokens such a request has, template and tools included."""
-        notes = Notes()
-        notes.model(body.model, service.model)
+        notes = _notes(body)
         job, _ = make_job(body, notes)
         count: dict[str, Any] = {"object": "response.input_tokens", "input_tokens": await service.count_tokens(job)}
         return JSONResponse(count, headers=notes.headers())
+
+    def _notes(body: Prompt) -> Notes:
+        notes = Notes()
+        notes.model(body.model, service.model)
+        body.note_harmless(notes, strict=settings.strict_fields)
+        return notes
 
     return routes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -11,8 +11,17 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from forerun import __version__
+from forerun.sample.parameters import SamplingParams
+from forerun.serve.dialects.fields import DEFAULTS
 from forerun.serve.model_service import REASONS, ModelService
 from forerun.serve.settings import ServeSettings
+from forerun.weights.generation_config import RANGES
+
+
+def holding(defaults: Mapping[str, float]) -> dict[str, float]:
+    """What holds for a request that says nothing: of the server or the model, else of OpenAI, else of the sampler."""
+    sampler = SamplingParams()
+    return {name: getattr(sampler, name) for name in RANGES} | DEFAULTS | dict(defaults)
 
 
 def router(models: ModelService, settings: ServeSettings, metrics: Callable[[], bytes] | None) -> APIRouter:
@@ -21,8 +30,10 @@ def router(models: ModelService, settings: ServeSettings, metrics: Callable[[], 
 
     @routes.get("/health", response_model=None)
     @routes.get("/v1/health", response_model=None)
+    @routes.get("/ready", response_model=None)
     @routes.head("/health", response_model=None, include_in_schema=False)  # what some monitors ask
     @routes.head("/v1/health", response_model=None, include_in_schema=False)
+    @routes.head("/ready", response_model=None, include_in_schema=False)
     async def health() -> Response:
         """200 when requests are served; else 503 and why."""
         status = models.state().status
@@ -52,7 +63,7 @@ def router(models: ModelService, settings: ServeSettings, metrics: Callable[[], 
             "model": models.name,
             "context": loaded.context,
             "vocabulary": loaded.vocab,
-            "generation_defaults": dict(loaded.generation_defaults),
+            "generation_defaults": holding(loaded.generation_defaults),
             # llama.cpp's names, and video, which it does not know.
             "modalities": {
                 name: kind in loaded.modalities
