@@ -32,11 +32,12 @@ from forerun.kernels.interface import (
     LayerPages,
     PassRows,
 )
-from forerun.kernels.matrix import Matrix, Parts, Rounded, TiledMatrix, Weight, as_tensor
+from forerun.kernels.matrix import Matrix, Parts, Rounded, Table, TiledMatrix, Weight, as_tensor
 from forerun.kernels.parts import Part
 
 PIECE_BYTES = 128 << 10  # of weights that a thread takes at a time: less, and threads mostly agree on who takes what
 PIECE_ROWS = 64  # rows of a piece: their activations stay in a core's cache while tiles go by
+KNOWN_VALUES = 4 << 20  # of a table of embeddings that are kept decoded: what a text says once it mostly says again
 LOOP_ROWS = 8  # rows of a piece of the small loops
 
 
@@ -58,6 +59,8 @@ class CpuKernels(RecurrentCpu):
         self.library = library()
         self.name = f"cpu, {self.library.body.name}" + ("" if quantize else ", float32")
         self._tile_memory = TileMemory()
+        self._table: Parts | None = None  # that embeddings were last looked up in
+        self._known: dict[int, Tensor] = {}  # its rows that were decoded lately
         self._rows: list[np.ndarray] = []  # counts of the operation under way
 
     # ---- weights
@@ -84,6 +87,19 @@ class CpuKernels(RecurrentCpu):
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> TiledMatrix:
         values = weight.float().contiguous().numpy()
         return tiled([pack_exact(values, self._tile_memory)], bias, (weight.shape[0], weight.shape[1]))
+
+    def embed(self, tokens: Tensor, table: Table) -> Tensor:
+        if isinstance(table, Tensor):
+            return super().embed(tokens, table)
+        if self._table is not table:
+            self._table, self._known = table, {}
+        ids = tokens.tolist()
+        missing = [token for token in dict.fromkeys(ids) if token not in self._known]
+        if missing:
+            if (len(self._known) + len(missing)) * table.shape[1] > KNOWN_VALUES:
+                self._known, missing = {}, list(dict.fromkeys(ids))
+            self._known.update(zip(missing, table[torch.tensor(missing)].float().split(1), strict=True))
+        return self._known[ids[0]] if len(ids) == 1 else torch.cat([self._known[token] for token in ids])
 
     # ---- what the methods below are written with; a recording overrides it
 
