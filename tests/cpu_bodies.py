@@ -16,13 +16,20 @@ from forerun.kernels.cpu.machine import Body, usable_bodies
 from forerun.kernels.cpu.ops import CpuKernels, tiled
 from forerun.kernels.cpu.tiles import TileMemory, Tiles, pack_part
 from forerun.kernels.formats import FORMATS
-from forerun.kernels.matrix import TiledMatrix
+from forerun.kernels.matrix import Rounded, TiledMatrix, Weight, round_to_int8
 from forerun.kernels.parts import Part
 
 FIRST, *OTHERS = usable_bodies()
 # Where the float16 factors of a block are, in formats that the gguf package reads but does not write.
 HALVES = {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,)}
 HALVES |= {"iq4_xs": (0,)}
+
+
+class RoundsRows(CpuKernels):
+    """Rounds when it loads, as conversion does."""
+
+    def matrix(self, weight: Weight, bias: Tensor | None) -> TiledMatrix:
+        return super().matrix(Rounded(*round_to_int8(weight)), bias)
 
 
 @cache

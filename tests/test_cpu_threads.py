@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import threading
@@ -76,24 +77,32 @@ def test_the_number_of_rows_is_read_when_a_pass_runs() -> None:
         work.check(1)
 
 
-def test_stages_see_all_of_what_came_before() -> None:
-    """Each stage reads rows that another thread may have written: row i of x becomes row i − 1 of the other one."""
-    library, threads = kernels_of(FIRST).library, new_threads(3)
-    buffers = [np.zeros((ROWS, WIDTH), np.float32) for _ in range(2)]
-    buffers[0][:] = np.arange(ROWS)[:, None]
-    count, program = np.array([ROWS], np.int32), Program()
-    which = np.roll(np.arange(ROWS), 1)
-    for stage in range(ROWS):
-        x, out = buffers[stage % 2], buffers[1 - stage % 2]
-        words = {"rows": count.ctypes.data, "per_piece": 1, "x": x.ctypes.data, "xs": 4 * WIDTH, "n": WIDTH}
-        words |= {"which": which.ctypes.data, "out": out.ctypes.data, "os": 4 * WIDTH}
-        arguments = np.array([words[name] for name in ARGUMENTS["gather"]], np.int64)
-        program.stages.append([LoopCall(library.loop("gather"), arguments, count.ctypes.data, 1, 1)])
+def test_a_stage_begins_when_every_piece_of_the_one_before_is_done() -> None:
+    """Pieces in Python, of which those of other threads take their time."""
+    leader, begun, done = threading.get_ident(), [0] * 6, [0] * 6
+    helped, early = [0], [0]
+
+    def piece(arguments: int, _: int) -> None:
+        stage = int(np.ctypeslib.as_array(ctypes.cast(arguments, ctypes.POINTER(ctypes.c_int64)), (1,))[0])
+        begun[stage] += 1
+        early[0] += any(count % pieces for count in done[:stage])
+        if threading.get_ident() == leader:
+            time.sleep(0.002)  # so that others have a chance
+        else:
+            helped[0] += 1
+            time.sleep(0.01)
+        done[stage] += 1
+
+    pieces, threads, program = 4, new_threads(3), Program()
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(piece)
+    function, count = ctypes.cast(call, ctypes.c_void_p).value, np.array([pieces], np.int32)
+    assert function is not None
+    for stage in range(6):
+        program.stages.append([LoopCall(function, np.array([stage], np.int64), count.ctypes.data, 1, 1)])
     program.close()
-    for _ in range(20):
-        buffers[0][:], buffers[1][:] = np.arange(ROWS)[:, None], -1
+    for _ in range(3):
         threads.run(program)
-        assert (buffers[ROWS % 2] == np.arange(ROWS)[:, None]).all()  # once around
+    assert begun == done == [3 * pieces] * 6 and helped[0] > 0 and early[0] == 0
 
 
 def test_fewer_threads_and_more_again() -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from cpu_bodies import RoundsRows
 from engines import CONTEXT, VOCAB, Scripted, decoder, engine, request, run
 from safetensors.torch import load_file, save_file
 from storm import Storm, random_visit
+from test_models import load
 from tiny_gemma import VARIANTS, WINDOW, tiny_gemma
 
 from forerun.conversion import convert
 from forerun.errors import ForerunError
+from forerun.kernels.cpu import CpuKernels
 from forerun.models.layers.decoder import Decoder
 from forerun.weights.tokenizer import load_tokenizer
 
@@ -121,7 +124,7 @@ def test_the_context_of_the_tests_crosses_the_window() -> None:
 
 @pytest.mark.parametrize("variant", ["E4B", "26B-A4B"])
 def test_a_converted_model_says_the_same(variant: str, tmp_path: Path) -> None:
-    """In 8 bits on disk as when loading rounds it; towers keep their bits, whatever their matrices are called."""
+    """In 8 bits on disk as when its rows are rounded; towers keep their bits, whatever their matrices are called."""
     folder = tiny_gemma(tmp_path / "whole", variant, nested=True)
     generator = torch.Generator().manual_seed(5)
     towers = {
@@ -136,5 +139,6 @@ def test_a_converted_model_says_the_same(variant: str, tmp_path: Path) -> None:
     assert stored["model.language_model.layers.0.self_attn.q_proj.weight"].dtype == torch.int8
     assert any("3 tensors that turn pictures or sound" in note for note in done.notes)
     assert done.bytes < 0.7 * (folder / "model.safetensors").stat().st_size
-    found = [run(engine(decoder(one, quantize=True)), request(LONG))[0].answer for one in (folder, done.folder)]
+    models = load(folder, RoundsRows(True)), load(done.folder, CpuKernels(True))
+    found = [run(engine(model), request(LONG))[0].answer for model in models]
     assert found[0] == found[1]

@@ -126,7 +126,7 @@ def test_an_assistant_is_counted(clusters: int, tmp_path: Path) -> None:
     held = {one.name: one for one in memory_plan(loaded).drafters}["assistant"]
     stored = load_file(assistant / "model.safetensors")
     matrices = sum(tensor.numel() * 4 for tensor in stored.values() if tensor.dim() > 1)
-    assert held.cache == 0 and held.weights == matrices > 0
+    assert held.cache == 0 and 0 < matrices <= held.weights < 1.01 * matrices  # outputs are padded to tiles of 16
 
 
 def held(folder: Path, **options: Any) -> int:

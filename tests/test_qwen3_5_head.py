@@ -22,7 +22,7 @@ from forerun.engine.engine import Engine
 from forerun.errors import ForerunError
 from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.interface import AttentionSpec
-from forerun.kernels.matrix import FloatMatrix
+from forerun.kernels.matrix import TiledMatrix
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.mtp import MtpHead
@@ -97,12 +97,11 @@ def test_what_is_never_quantised(tmp_path: Path) -> None:
     model = decoder(save_model(tmp_path, random_model(True)), quantize=True)
     head = native(model)
     mixer, sparse = model.layers[0].mixer, model.layers[0].feed_forward
-    assert isinstance(head.fc, FloatMatrix)
-    for matrix in (mixer.gates, sparse.router, sparse.shared_gate):
-        assert isinstance(matrix, FloatMatrix)
+    for matrix in (head.fc, mixer.gates, sparse.router, sparse.shared_gate):
+        assert isinstance(matrix, TiledMatrix) and matrix.exact
     for vector in (mixer.convolution, mixer.decay.rate, mixer.decay.bias, mixer.norm):
         assert vector.dtype == torch.float32
-    assert not isinstance(mixer.project, FloatMatrix)
+    assert isinstance(mixer.project, TiledMatrix) and not mixer.project.exact
 
 
 def learn(oracle: Any, text: Tensor, hidden: Tensor) -> dict[str, Tensor]:

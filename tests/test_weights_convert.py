@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cpu_bodies import RoundsRows
 from engines import decoder, engine, request, run
 from safetensors.torch import load_file
 from tiny import tiny_model
@@ -21,7 +22,7 @@ from forerun.cli.main import main
 from forerun.conversion import convert
 from forerun.errors import ForerunError
 from forerun.kernels.cpu.ops import CpuKernels
-from forerun.kernels.matrix import FloatMatrix, Rounded, TiledMatrix, Weight, round_to_int8
+from forerun.kernels.matrix import FloatMatrix, TiledMatrix
 from forerun.kernels.reference import ReferenceKernels
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
@@ -71,13 +72,6 @@ def test_a_round_trip_keeps_every_bit(source: Path, tmp_path: Path, monkeypatch:
     assert {p.name for p in source.glob("tokenizer*")} <= {p.name for p in done.folder.iterdir()}
     # A second conversion says the same.
     assert same(tensors(convert(str(done.folder), tmp_path / "again").folder), expected)
-
-
-class RoundsRows(CpuKernels):
-    """Rounds when it loads, as conversion does."""
-
-    def matrix(self, weight: Weight, bias: torch.Tensor | None) -> TiledMatrix:
-        return super().matrix(Rounded(*round_to_int8(weight)), bias)
 
 
 def test_8_bits_are_those_of_rounded_rows(source: Path, tmp_path: Path) -> None:

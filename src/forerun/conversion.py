@@ -1,7 +1,7 @@
 """`forerun convert`: a checkpoint rewritten as forerun loads it fastest, its head checked and kept.
 
-What forerun does not read is left out; everything else keeps its bits, or is rounded to 8 bits exactly as loading would
-do it, or to blocks of 8 or 4 bits. What other programs quantised is decoded. Towers that see and hear are copied as
+What forerun does not read is left out; everything else keeps its bits, or is rounded to 8 bits with a scale for each
+row, or to blocks of 8 or 4 bits. What other programs quantised is decoded. Towers that see and hear are copied as
 they are. The folder appears complete or not at all.
 """
 

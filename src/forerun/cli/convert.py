@@ -19,7 +19,7 @@ def convert(
         Literal["none", "int8", "q8_0", "q4_0"],
         typer.Option(
             "--quantize",
-            help="int8: round as loading would; q8_0, q4_0: blocks of 8 or 4 bits, as in GGUF files.",
+            help="int8: 8 bits with a scale for each row; q8_0, q4_0: blocks of 8 or 4 bits, as in GGUF files.",
         ),
     ] = "none",
     quiet: Quiet = False,
