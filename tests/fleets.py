@@ -48,6 +48,7 @@ def ray_cluster() -> Iterator[int]:
 
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
         "OMP_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),

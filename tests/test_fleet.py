@@ -425,7 +425,7 @@ def test_throughput_grows_with_replicas(port: int, address: str, folder: Path) -
         until(lambda: running(count), 90)  # noqa: B023 - it is called at once
         bodies = [{"prompt": f"{n}", "max_tokens": TOKENS, "ignore_eos": True, "seed": n} for n in range(ANSWERS)]
         with ThreadPoolExecutor(CLIENTS) as threads:
-            list(threads.map(lambda body: call(found, "/v1/completions", body), bodies[:8]))  # noqa: B023
+            list(threads.map(lambda body: call(found, "/v1/completions", body), bodies[:CLIENTS]))  # noqa: B023
             began = time.perf_counter()
             replies = list(threads.map(lambda body: call(found, "/v1/completions", body), bodies))  # noqa: B023
             rates[count] = ANSWERS * TOKENS / (time.perf_counter() - began)

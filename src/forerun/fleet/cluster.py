@@ -76,6 +76,7 @@ def joined(address: str | None, start: float | None = None, quiet: bool = True) 
     if own:
         assert start is not None
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # else every other program on the machine comes first
         processors = max(os.cpu_count() or 1, math.ceil(start))
         ray.init(LOCAL, num_cpus=processors, object_store_memory=OBJECTS, include_dashboard=False, **quietly)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's own would end us before the cluster
