@@ -126,6 +126,8 @@ def test_every_setting_can_be_set_in_all_three_ways(
     words = {"tool_parser": "mistral", "reasoning_parser": "mistral", "reasoning": "low"}
     if word := {**words, "chat_template": str(tmp_path / "own.jinja")}.get(entry):
         typed, written, wanted = word, f'"{word}"', word
+    if entry == "metrics_names":
+        typed, written, wanted = "vllm,forerun", '["vllm", "forerun"]', ("vllm", "forerun")
     flag = "--" + entry.replace("_", "-")
     typing = [flag, typed] if not isinstance(default, bool) else [f"--no-{entry}" if default else flag]
     assert main(["serve", *typing]) == 0

@@ -149,7 +149,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             await ask(engine, request([5, 6, 7, 5, 6, 7, 5, 6], max_tokens=30, draft=draft))
 
     asyncio.run(answered())
-    with live(create_app(service, ServeSettings(api_key="k"), Metrics(engine, "tiny").render)) as address:
+    with live(create_app(service, ServeSettings(api_key="k"), Metrics(engine.readings, "tiny"))) as address:
         assert call(address, path).status == 401
         text = call(address, path, headers={"Authorization": "Bearer k"}).text
     asyncio.run(engine.close())
@@ -209,3 +209,58 @@ def test_grafana_can_import_it(exported: dict[str, set[str]]) -> None:
     assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
     name, label = re.fullmatch(r"label_values\((\S+), (\w+)\)", model["query"]["query"]).groups()  # type: ignore[union-attr]
     assert model["name"] == "model" and label in exported[name]
+
+
+def fleet_config(name: str) -> dict[str, Any]:
+    """What Ray Serve reads of a file in deploy/."""
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / name).read_text(encoding="utf-8"))
+    if name == "rayservice.yaml":
+        assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayService")
+        found = yaml.safe_load(found["spec"]["serveConfigV2"])
+    return found
+
+
+@pytest.mark.parametrize("name", ["fleet.yaml", "rayservice.yaml"])
+def test_a_fleet_can_be_deployed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own schema takes the file, and forerun its arguments."""
+    from forerun.fleet.settings import plan_of
+
+    config = fleet_config(name)
+    (application,) = config["applications"]
+    assert application["import_path"] == "forerun.fleet.ray_serve:build"
+    http, key = config["http_options"], {"api_key": "k"} if name == "rayservice.yaml" else {}
+    plan = plan_of(application["args"] | key)
+    assert (plan.serving.host, plan.serving.port) == (http["host"], http["port"])
+    schema = pytest.importorskip("ray.serve.schema", reason="Ray is not installed: pip install 'forerun[fleet]'")
+    schema.ServeDeploySchema.model_validate(config)
+    from forerun.fleet import ray_serve
+
+    if key:
+        monkeypatch.setenv("FORERUN_API_KEY", "k")
+    monkeypatch.setattr(ray_serve, "_has_gpus", lambda _: False)
+    assert ray_serve.build(application["args"]) is not None
+
+
+def test_the_cluster_has_room_for_the_fleet() -> None:
+    """Each worker of KubeRay holds a replica, and there are as many as the fleet may have."""
+    spec = yaml.safe_load((DEPLOY / "rayservice.yaml").read_text(encoding="utf-8"))["spec"]["rayClusterConfig"]
+    arguments = fleet_config("rayservice.yaml")["applications"][0]["args"]
+    (workers,) = spec["workerGroupSpecs"]
+    (container,) = workers["template"]["spec"]["containers"]
+    assert float(container["resources"]["limits"]["cpu"]) >= arguments["cpus"]
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (arguments["replicas"], arguments["max_replicas"])
+    (head,) = spec["headGroupSpec"]["template"]["spec"]["containers"]
+    assert {port["containerPort"] for port in head["ports"]} >= {8000, 8265}
+    for one in (head, container):
+        assert "FORERUN_API_KEY" in {entry["name"] for entry in one["env"]}
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+    assert f"ray=={spec['rayVersion']}" in pins
+
+
+def test_the_image_of_a_fleet_builds_on_that_of_a_server() -> None:
+    server, fleet = ((DEPLOY / name).read_text(encoding="utf-8") for name in ("Dockerfile", "Dockerfile.fleet"))
+    assert "FROM forerun\n" in fleet and "-t forerun ." in server
+    extra = re.findall(r"'/source\[(\w+)\]'", fleet)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert extra == ["fleet"] and "fleet" in project["optional-dependencies"]
+    assert "WORKDIR /source\n" in server and "constraints.txt" in server.split("COPY")[1]

@@ -33,6 +33,7 @@ DOCUMENTS = [
     "docs/benchmarks.md",
     "docs/server.md",
     "docs/deploy.md",
+    "docs/fleet.md",
     "docs/heads.md",
 ]
 SERVER = "127.0.0.1:8000"  # where documents say that a server is
@@ -152,6 +153,9 @@ def test_the_python_examples_run(served: str, capsys: pytest.CaptureFixture[str]
     for code in (with_client.replace(SERVER, served), alone):
         exec(compile(code, "README.md", "exec"), {})
         assert len(capsys.readouterr().out) > 20
+    (tokens,) = blocks("python", ["docs/fleet.md"])
+    exec(compile(tokens, "docs/fleet.md", "exec"), {})
+    assert len(capsys.readouterr().out) > 20
 
 
 def settings_table() -> str:
@@ -213,7 +217,9 @@ def test_links_and_files_exist(name: str) -> None:
 
 def test_architecture_names_real_files() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    names = re.findall(r"`((?:engine|draft|sample|kernels|models|cache|text|serve|cli|media)/[a-z_/0-9]+\.py)", text)
+    names = re.findall(
+        r"`((?:engine|draft|sample|kernels|models|cache|text|serve|cli|media|fleet)/[a-z_/0-9]+\.py)", text
+    )
     assert len(names) >= 8
     for name in names:
         assert (ROOT / "src/forerun" / name).exists(), name

@@ -242,7 +242,7 @@ def test_too_much_work_for_a_mask_is_an_error_and_no_end_of_the_answer() -> None
     limits = LLParserLimits(step_lexer_fuel=5)
     source = LLMatcher.grammar_from_regex(r"([a-z]+[0-9]*){3,50}(x|y|zz)+")
     matcher = LLMatcher(vocabulary().tokens, source, log_level=0, limits=limits)
-    constraint = GrammarConstraint(matcher, vocabulary(), STOPS)
+    constraint = GrammarConstraint(matcher, vocabulary(), STOPS, "")
     with pytest.raises(ForerunError, match="cannot go on"):
         for token in encode("abc1def2ghi3x"):
             constraint.masks([])

@@ -12,8 +12,8 @@ SOURCE = Path(__file__).parent.parent / "src/forerun"
 LAYERS = (
     *("errors", "progress", "tables", "compilation", "cgroups", "memory", "openmp", "home", "kernels", "text", "cache"),
     *("device", "weights", "models", "sample", "options", "draft", "policy", "engine", "proof", "response", "media"),
-    *("language_model", "loading", "memory_plan", "inspection", "conversion"),
-    *("forerun", "train", "serve", "bench", "cli"),
+    *("rollouts", "language_model", "loading", "memory_plan", "inspection", "conversion"),
+    *("forerun", "train", "serve", "fleet", "bench", "cli"),
 )
 
 

@@ -44,7 +44,7 @@ def test_numbers_add_up(target: Decoder) -> None:
 
     async def main() -> None:
         async with serving(language_model(target), max_running=2) as local:
-            metrics = Metrics(local, 'tiny "model"\n')
+            metrics = Metrics(local.readings, 'tiny "model"\n')
             scrape(metrics)
             asked = [asyncio.create_task(ask(local, wish)) for wish in wishes]
             during: list[dict[str, float]] = []
@@ -91,13 +91,13 @@ def test_numbers_add_up(target: Decoder) -> None:
 
 
 def test_before_there_is_a_model() -> None:
-    found = scrape(Metrics(LocalEngine(), 'tiny "model"\n'))
+    found = scrape(Metrics(LocalEngine().readings, 'tiny "model"\n'))
     assert found["forerun:num_requests_running"] == found["forerun:generation_tokens_total"] == 0
 
 
 def test_two_registries_do_not_know_of_each_other() -> None:
     engines: list[Any] = [LocalEngine(), LocalEngine()]
-    first, second = (Metrics(engine, 'tiny "model"\n') for engine in engines)
+    first, second = (Metrics(engine.readings, 'tiny "model"\n') for engine in engines)
     engines[0].tally.reasons["stop"] += 3
     assert scrape(first)["forerun:request_success_total,stop"] == 3
     assert scrape(second)["forerun:request_success_total,stop"] == 0

@@ -221,3 +221,15 @@ def test_the_page_is_served_under_a_strict_policy() -> None:
     with live(app_for(FakeEngine(), ServeSettings(page=False))) as address:
         for path in ("/", "/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/page/"):
             assert call(address, path).status == 404
+
+
+@pytest.mark.parametrize("form", ["TEXT", "json", "BIN", None])
+def test_the_load_comes_with_an_answer_for_who_asks(form: str | None) -> None:
+    engine = FakeEngine(running=3)
+    headers = {} if form is None else {"endpoint-load-metrics-format": form}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    with live(app_for(engine)) as address:
+        told = call(address, "/v1/chat/completions", body, headers=headers).headers.get("endpoint-load-metrics")
+    text = "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=0"
+    data = 'JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 0}}'
+    assert told == {"TEXT": text, "json": data}.get(form or "")

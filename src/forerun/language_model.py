@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
+from torch import Tensor
+
 from forerun import __version__
 from forerun.device import Machine, running_memory
 from forerun.engine.engine import Engine
@@ -26,7 +28,8 @@ from forerun.policy.costs import CostTable
 from forerun.policy.kinds import kind_of
 from forerun.progress import NullProgress, Progress
 from forerun.proof import Decoded, Proof, plain_request, prove
-from forerun.response import Chunk, Response
+from forerun.response import Chunk, Response, Rollout
+from forerun.rollouts import generate_tokens, update_weights
 from forerun.sample.language import language_bias
 from forerun.text.answer import AnswerText
 from forerun.text.chat import encode_prompt
@@ -98,6 +101,29 @@ class LanguageModel:
         with interrupts_held():  # nobody else would release it
             sequence = self.engine.submit(request, text)
             return Generation(self, sequence, text, progress or NullProgress(), request if options.prove else None)
+
+    def generate_tokens(
+        self,
+        ids: Sequence[int] | Sequence[Sequence[int]],
+        *,
+        n: int = 1,
+        logprobs: bool = True,
+        stop_ids: Sequence[int] | None = None,
+        **given: Any,
+    ) -> list[Rollout]:
+        """Answers to one prompt of token ids or to several, `n` to each, all side by side, as tokens.
+
+        `given` are the `GenerationOptions` of sampling and speculation. Drafts change neither tokens nor log
+        probabilities. `stop_ids`: what ends an answer, in place of the model's own; an empty list: only `max_tokens`.
+        """
+        return generate_tokens(self, ids, n, logprobs, stop_ids, **given)
+
+    def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace tensors by the names they have in the model's files; they are packed as loading packs them.
+
+        No answer may be under way. If anything is wrong, nothing is changed. CPU only so far.
+        """
+        update_weights(self, tensors)
 
     def _text(self, prompt: Prompt, tokens: Sequence[int]) -> str:
         """What a prompt says, in whatever form it came; `tokens` are its ids."""

@@ -50,6 +50,17 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
+class Rollout:
+    """What `LanguageModel.generate_tokens` gives of one answer."""
+
+    prompt: list[int]
+    tokens: list[int]  # the end token among them, where one ended it: the model has chosen that, too
+    logprobs: list[float]  # of each token, by the model's own logits before anything edits or cools them
+    finish_reason: str  # "stop" or "length"
+    response: Response  # without text; its tokens are without the end token
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """One token as it comes; the last chunk has none, and carries the summary."""
 

@@ -16,6 +16,7 @@ SUITES = {
     "gpu": "how near to the memory limit rounds are on a GPU (make bench-gpu)",
     "gpu-batches": "what drafting is worth on a GPU by batch size and depth",
     "http": "what serving costs beside the engine alone, with 1, 4, 16 clients",
+    "fleet": "which replica answers: hit rate and waiting of 1 to 1000 simulated replicas, by the routing code itself",
     "soak": "mixed clients for minutes: no wrong text, nothing left behind, memory flat",
 }
 

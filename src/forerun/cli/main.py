@@ -19,6 +19,7 @@ from forerun.cli.bench import bench
 from forerun.cli.chat import chat
 from forerun.cli.check import check
 from forerun.cli.convert import convert
+from forerun.cli.fleet import fleet_app
 from forerun.cli.generate import generate
 from forerun.cli.serve import serve
 from forerun.cli.train_head import train_head
@@ -71,6 +72,7 @@ def build_app() -> typer.Typer:
     app.callback(invoke_without_command=True)(_overview)
     app.command()(generate)
     app.command()(serve)
+    app.add_typer(fleet_app(), name="fleet")
     app.command()(chat)
     app.command()(check)
     app.command()(bench)

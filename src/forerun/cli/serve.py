@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from forerun.cli.flags import (
     LoadOptions,
@@ -16,17 +16,12 @@ from forerun.cli.flags import (
     with_flags,
 )
 from forerun.cli.serve_screen import print_address, print_plan, print_settings
-from forerun.cli.sources import Sources, with_sources
+from forerun.cli.sources import Sources, named_model, with_sources
 from forerun.cli.terminal_progress import terminal_progress
-from forerun.errors import ForerunError
-from forerun.serve.settings import ServeSettings
+from forerun.serve.settings import LogFormat, LogLevel, ServeSettings
 
 if TYPE_CHECKING:
     from forerun.language_model import LanguageModel
-
-
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["text", "json"]
 
 
 @with_sources
@@ -51,7 +46,7 @@ def serve(
     Every flag is also a variable, FORERUN_ and its name (FORERUN_MAX_QUEUE=9), and a key of the TOML file of --config.
     The command line wins over variables, variables over the file.
     """
-    model, sources = _model(name, model, sources)
+    model, sources = named_model(name, model, sources)
     loading.check()
 
     from forerun.serve.log_lines import set_up_log
@@ -88,12 +83,3 @@ def _load(model: str, loading: LoadOptions, quiet: bool) -> LanguageModel:
     import forerun
 
     return forerun.load(model, progress=terminal_progress(quiet), **loading.arguments())
-
-
-def _model(name: str | None, model: str, sources: Sources) -> tuple[str, Sources]:
-    """The model's name from the argument or the flag: the argument is part of the command line, too."""
-    if name is None:
-        return model, sources
-    if sources.get("model") == "--model" and model != name:
-        raise ForerunError(f"two models are named, {name!r} and --model {model!r}: give one of them")
-    return name, {**sources, "model": "command line"}

@@ -78,6 +78,15 @@ def with_sources(command: Callable[..., None]) -> Callable[..., None]:
     return with_parameters(run, parameters)
 
 
+def named_model(name: str | None, model: str, sources: Sources) -> tuple[str, Sources]:
+    """The model's name from the argument or the flag: the argument is part of the command line, too."""
+    if name is None:
+        return model, sources
+    if sources.get("model") == "--model" and model != name:
+        raise ForerunError(f"two models are named, {name!r} and --model {model!r}: give one of them")
+    return name, {**sources, "model": "command line"}
+
+
 def read_config(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """The settings in a TOML file, names and types checked against `kinds`."""
     try:

@@ -17,6 +17,8 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.drawing import Drawing
 from forerun.draft.mtp_device import MtpDeviceHalf
 from forerun.draft.protocol import Capture, Draft, Drafter, SlotTensors, Want, draft_for_some
+from forerun.kernels.matrix import Matrix
+from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.media import PromptMedia
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rows import make_pass
@@ -92,6 +94,16 @@ class MtpDrafter(Drafter):
         self._passes = _host_passes(head, pool)
         self._states: dict[int, State] = {}  # whoever was served last comes last
         self._held: set[int] = set()  # by a device: their pages stay where they are
+
+    def target_changed(self, target: Decoder, output: Matrix) -> None:
+        """Its target has new weights: what the head shares with it. `output`: the matrix that the target had."""
+        head = self.head
+        head.embedding = target.embedding
+        if head.output is output:
+            head.output = target.head
+        elif head.vocabulary is not None:
+            head.output = head.kernels.matrix(target.output_rows(head.vocabulary).to(target.dtype), None)
+        self._passes = _host_passes(head, self.pool)  # recordings know where weights are
 
     def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:
         shown = None if media is None else media.one_earlier()

@@ -118,6 +118,7 @@ class Sequence:
     status: Status = Status.WAITING
     finish_reason: str | None = None
     stop: int | None = None  # the token of `Request.stop_ids` that ended it
+    stop_logprob: Logprob | None = None  # of that token, where the request asks for them
     emissions: deque[Emission] = field(default_factory=deque)
     counters: Counters = field(default_factory=Counters)
     warnings: list[str] = field(default_factory=list)
@@ -158,7 +159,7 @@ class Sequence:
     def emit(self, token: int, from_draft: bool, arm: str | None = None, logprob: Logprob | None = None) -> bool:
         """Take one token that plain decoding would emit here. True when it was the last. `arm`: of the round."""
         if token in self.request.stop_ids:
-            self.stop = token
+            self.stop, self.stop_logprob = token, logprob
             self.finish("stop")
             return True
         first = len(self.tokens) == self.prompt_length  # it comes out of the prompt

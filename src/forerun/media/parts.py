@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from forerun.errors import ForerunError
 
@@ -42,12 +42,18 @@ class PromptTooLong(ForerunError):
         )
         self.tokens, self.context = tokens, context
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PromptTooLong, (self.tokens, self.context)
+
 
 class MediaOutOfMemory(ForerunError):
     """Nothing is wrong with the media, but there is no room for them now."""
 
     def __init__(self) -> None:
         super().__init__("there is not enough free memory for the media: bring fewer or smaller ones, or try later")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MediaOutOfMemory, ()
 
 
 class MediaReader(Protocol):

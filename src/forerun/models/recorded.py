@@ -12,6 +12,7 @@ from forerun.cache.pages import PagePool
 from forerun.kernels.cpu.ops import CpuKernels
 from forerun.kernels.cpu.recording import Recorder, Rows
 from forerun.models.layers.decoder import Decoder
+from forerun.models.layers.layer import Layer
 from forerun.models.layers.mixers import AllAngles
 from forerun.models.layers.mtp import MtpHead
 from forerun.models.layers.rope import Rope, RopeTables
@@ -113,10 +114,11 @@ class RecordedTarget:
         assert isinstance(decoder.kernels, CpuKernels)
         self.decoder, self._pool, self._kernels = decoder, pool, decoder.kernels
         self._taps: tuple[int, ...] = ()
+        self._layers: list[Layer] = []
         self._call = self._record()
 
     def _record(self) -> RecordedCall:
-        self._taps = self.decoder.taps
+        self._taps, self._layers = self.decoder.taps, self.decoder.layers
         decoder = self.decoder
 
         def write(recorder: Any, known: Pass, turns: AllAngles, inputs: list[Any]) -> tuple[Any, list[Any]]:
@@ -127,7 +129,8 @@ class RecordedTarget:
 
     def forward(self, batch: Pass) -> Output:
         """Run all rows; each sequence's pages and state take part."""
-        if self._taps != self.decoder.taps:  # a head that looks at other layers came
+        # A head that looks at other layers came, or other weights: a recording knows where its weights are.
+        if self._taps != self.decoder.taps or self._layers is not self.decoder.layers:
             self._call = self._record()
         x, tokens = self.decoder.inputs(batch)
         done = self._call([x], batch, tokens)

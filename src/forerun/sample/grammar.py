@@ -48,28 +48,25 @@ class GrammarVocabulary:
 class Grammar:
     """A compiled grammar; `start` as many answers with it as you like."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, matcher: LLMatcher) -> None:
-        self._vocabulary, self._matcher = vocabulary, matcher
+    def __init__(self, vocabulary: GrammarVocabulary, matcher: LLMatcher, source: str) -> None:
+        """`source`: in llguidance's own form."""
+        self._vocabulary, self._matcher, self._source = vocabulary, matcher, source
 
     def start(self, stop_ids: frozenset[int]) -> GrammarConstraint:
         """The constraint of one answer, which one of these tokens ends where the grammar may end."""
         if not any(0 <= token < self._vocabulary.vocab for token in stop_ids):
             raise ForerunError("a grammar needs a token that ends the answer: leave ignore_eos out")
-        return GrammarConstraint(self._matcher.deep_copy(), self._vocabulary, stop_ids)
+        return GrammarConstraint(self._matcher.deep_copy(), self._vocabulary, stop_ids, self._source)
 
 
 def compile_grammar(
     vocabulary: GrammarVocabulary, kind: OutputKind, value: Any = None, limits: GrammarLimits = DEFAULT_LIMITS
 ) -> Grammar:
     """One that cannot be compiled is a ForerunError of one line."""
-    from llguidance import LLMatcher, LLParserLimits
-
     check_output(kind, value, limits)
     try:
-        # Its own limits on the size of grammars and the work for a mask are the defaults; errors show no parser state.
-        matcher = LLMatcher(
-            vocabulary.tokens, _source(kind, value), log_level=0, limits=LLParserLimits(verbose_errors=False)
-        )
+        source = _source(kind, value)
+        matcher = _matcher(vocabulary, source)
     except ValueError as error:
         raise ForerunError(f"{WORDS[kind]} cannot be used: {_line(str(error))}") from None
     first = matcher.deep_copy()
@@ -78,7 +75,18 @@ def compile_grammar(
     if first.is_error():
         line = _line(first.get_error()).replace("NoExtensionBias", "nothing can match it")  # llguidance's word for that
         raise ForerunError(f"{WORDS[kind]} cannot be used: {line}")
-    return Grammar(vocabulary, matcher)
+    return Grammar(vocabulary, matcher, source)
+
+
+def _matcher(vocabulary: GrammarVocabulary, source: str) -> LLMatcher:
+    """Its own limits on the size of grammars and the work for a mask are the defaults; errors show no parser state."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    return LLMatcher(vocabulary.tokens, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+
+
+def _started(vocabulary: GrammarVocabulary, source: str, stop_ids: frozenset[int]) -> GrammarConstraint:
+    return Grammar(vocabulary, _matcher(vocabulary, source), source).start(stop_ids)
 
 
 WORDS = {
@@ -117,8 +125,11 @@ def _line(text: str) -> str:
 class GrammarConstraint:
     """A `Constraint`: stop tokens are allowed exactly where the grammar may end, and alone where it is complete."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: GrammarVocabulary, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: GrammarVocabulary, stop_ids: frozenset[int], source: str
+    ) -> None:
         self._matcher, self._stop_ids, self._vocab = matcher, stop_ids, vocabulary.vocab
+        self._vocabulary, self._source = vocabulary, source
         self._ends = stop_ids | vocabulary.ends
         self._row_words = words_of(vocabulary.tokens.vocab_size)
         self._no_ends = ~packed(self._ends, vocabulary.tokens.vocab_size)
@@ -170,6 +181,10 @@ class GrammarConstraint:
             self._check(self._matcher)
             raise ForerunError(f"token {token} breaks the grammar of the answer")
         self._forced = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was before the first token: an answer may be made in another process, which has its own vocabulary."""
+        return _started, (self._vocabulary, self._source, self._stop_ids)
 
     def _after(self, tokens: Sequence[int]) -> LLMatcher:
         """A matcher that has consumed these too."""

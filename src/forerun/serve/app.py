@@ -16,11 +16,12 @@ from forerun.serve.completion_service import CompletionPipeline
 from forerun.serve.error_bodies import CatchAll, add_error_handlers
 from forerun.serve.http_counts import HttpCounts
 from forerun.serve.leniency import Leniency
+from forerun.serve.load_header import LoadHeader
 from forerun.serve.model_service import ModelService
 from forerun.serve.off_loop import OffLoop
 from forerun.serve.request_ids import RequestIds
 from forerun.serve.request_log import RequestLog
-from forerun.serve.routes import completions, messages, models, page, responses, service, tokens
+from forerun.serve.routes import completions, generate, messages, models, page, responses, service, tokens
 from forerun.serve.security import Guard
 from forerun.serve.settings import ServeSettings
 
@@ -52,12 +53,14 @@ def create_app(model_service: ModelService, settings: ServeSettings, metrics: Me
     app.include_router(models.router(model_service))
     app.include_router(service.router(model_service, settings, None if metrics is None else metrics.render))
     app.include_router(tokens.router(chats, model_service, off_loop))
+    app.include_router(generate.router(chats, texts, model_service, settings))
     app.include_router(responses.router(chats, settings))
     app.include_router(messages.router(chats, settings))
     app.include_router(page.router(files))
     add_error_handlers(app)
     # From the inside to the outside: a request passes them from the last to the first.
     app.add_middleware(CatchAll)
+    app.add_middleware(LoadHeader, state=model_service.state)
     app.add_middleware(BodyLimit, limit=settings.max_body)
     app.add_middleware(Guard, settings=settings, open_paths=(*OPEN_PATHS, *files))
     app.add_middleware(RequestLog)

@@ -41,6 +41,7 @@ class Ended:
     stop: int | None = None  # the token of `Request.stop_ids` that ended it, if one did
     queue_seconds: float = 0.0  # before its prompt was begun
     first_token_seconds: float = 0.0  # since it was submitted
+    stop_logprob: Logprob | None = None  # of `stop`, where the request asks for them
 
 
 class Answer(Protocol):

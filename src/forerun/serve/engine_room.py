@@ -131,6 +131,7 @@ class EngineRoom:
                 tail=tail,
                 response=response,
                 stop=sequence.stop,
+                stop_logprob=sequence.stop_logprob,
                 queue_seconds=(times.begun or times.submitted) - times.submitted,
                 first_token_seconds=(times.first or times.submitted) - times.submitted,
             )

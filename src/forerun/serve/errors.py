@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 
 class ApiError(Exception):
@@ -23,6 +24,10 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers, self.facts = dict(headers or {}), facts
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It may come from another process."""
+        return _again, (self.status, self.message, self.param, self.code, self.headers, self.facts)
+
     @property
     def type(self) -> str:
         """OpenAI's word for the kind of error."""
@@ -30,6 +35,12 @@ class ApiError(Exception):
         if self.status == 503:
             return "unavailable_error"
         return words.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+def _again(
+    status: int, message: str, param: str | None, code: str | None, headers: dict[str, str], facts: dict[str, int]
+) -> ApiError:
+    return ApiError(status, message, param=param, code=code, headers=headers, **facts)
 
 
 def try_later(status: int, message: str, code: str | None = None, seconds: int = 5) -> ApiError:

@@ -26,6 +26,8 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "iteration_tokens_total": ("Tokens of one round of the engine, those of prompts included.", PER_ROUND),
 }
 
+Snapshot = tuple[list[tuple[str, float]], float]  # upper bounds and how many lay at or below each; the sum of all
+
 
 class Histogram:
     """Buckets with fixed upper bounds, and one for all above them."""
@@ -40,8 +42,8 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def snapshot(self) -> tuple[list[tuple[str, float]], float]:
-        """Upper bounds and how many lay at or below each, as Prometheus wants them; and the sum of all."""
+    def snapshot(self) -> Snapshot:
+        """As Prometheus wants it."""
         counts, total = self._counts.copy(), self._sum
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(counts)), strict=True)), total

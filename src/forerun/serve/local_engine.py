@@ -23,6 +23,7 @@ from forerun.serve.engine_room import EngineRoom
 from forerun.serve.errors import ApiError, bad_request, try_later
 from forerun.serve.generation import too_long
 from forerun.serve.local_answer import LocalAnswer
+from forerun.serve.readings import Readings
 from forerun.serve.settings import ServeSettings
 from forerun.serve.tally import Tally, Times, Totals
 
@@ -150,6 +151,19 @@ class LocalEngine:
             tokens_per_round=1 + recent.accepted / recent.rounds if recent.rounds else None,
             arms=dict(self.totals().arms),
             warnings=() if self.model is None else tuple(self.model.engine.low_acceptance.warnings),
+        )
+
+    def readings(self) -> Readings:
+        """For /metrics; any thread may ask."""
+        engine = None if self.model is None else self.model.engine
+        return Readings(
+            state=self.state(),
+            totals=self.totals(),
+            histograms={name: one.snapshot() for name, one in self.tally.histograms.items()},
+            reasons=self.tally.reasons.copy(),
+            preemptions=0 if engine is None else engine.scheduler.preemptions,
+            page=0 if engine is None else engine.pool.page,
+            pages=0 if engine is None else engine.pool.count,
         )
 
     def totals(self) -> Totals:

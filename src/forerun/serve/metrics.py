@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forerun.serve.histogram import HISTOGRAMS, Histogram
-from forerun.serve.local_engine import LocalEngine
+from forerun.serve.histogram import HISTOGRAMS, Snapshot
+from forerun.serve.readings import Readings
+from forerun.serve.settings import METRICS_NAMES
 from forerun.serve.tally import Totals
 
-PREFIX = "forerun:"
 LABELS = ("model_name",)
 
 COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
@@ -30,8 +30,9 @@ COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
 class Metrics(Collector):
     """Everything is read when somebody asks: nothing of it costs a round anything."""
 
-    def __init__(self, engine: LocalEngine, model_name: str) -> None:
-        self._engine, self._model = engine, model_name
+    def __init__(self, read: Callable[[], Readings], model_name: str, names: Sequence[str] = ()) -> None:
+        """`names`: from `METRICS_NAMES`; every metric comes under each of them. None: our own."""
+        self._read, self._model, self._names = read, model_name, tuple(names) or METRICS_NAMES[:1]
         self.registry = CollectorRegistry()  # others may add theirs
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -42,28 +43,39 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        yield from self._gauges()
-        totals = self._engine.totals()
-        for name, (about, read) in COUNTERS.items():
-            yield self._counter(name, about, read(totals))
-        yield from self._by_label(totals)
-        for name, (about, _) in HISTOGRAMS.items():
-            yield self._histogram(name, about, self._engine.tally.histograms[name])
+        readings = self._read()
+        for prefix in self._names:
+            yield from _Family(f"{prefix}:", self._model).of(readings)
 
-    def _gauges(self) -> Iterator[Metric]:
-        state, model = self._engine.state(), self._engine.model
+
+class _Family:
+    """All metrics under one prefix."""
+
+    def __init__(self, prefix: str, model_name: str) -> None:
+        self._prefix, self._model = prefix, model_name
+
+    def of(self, readings: Readings) -> Iterator[Metric]:
+        """Gauges, counters and histograms."""
+        yield from self._gauges(readings)
+        for name, (about, read) in COUNTERS.items():
+            yield self._counter(name, about, read(readings.totals))
+        yield from self._by_label(readings)
+        for name, (about, _) in HISTOGRAMS.items():
+            yield self._histogram(name, about, readings.histograms[name])
+
+    def _gauges(self, readings: Readings) -> Iterator[Metric]:
+        state = readings.state
         yield self._gauge("num_requests_running", "Answers in the making.", state.running)
         yield self._gauge("num_requests_waiting", "Answers that wait for their turn or for memory.", state.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of the cache's pages in use; 1 is all.", state.cache_usage)
         yield self._gauge("tokens_per_second", "Tokens generated lately.", state.tokens_per_second)
-        if model is not None:
-            pool, preemptions = model.engine.pool, model.engine.scheduler.preemptions
-            yield self._counter("num_preemptions", "Answers that gave way to older ones.", preemptions)
-            sizes = {"block_size": str(pool.page), "num_gpu_blocks": str(pool.count)}
+        if readings.page:
+            yield self._counter("num_preemptions", "Answers that gave way to older ones.", readings.preemptions)
+            sizes = {"block_size": str(readings.page), "num_gpu_blocks": str(readings.pages)}
             yield self._gauge("cache_config_info", "The cache.", 1, **sizes)
 
-    def _by_label(self, totals: Totals) -> Iterator[Metric]:
-        reasons = self._engine.tally.reasons.copy()
+    def _by_label(self, readings: Readings) -> Iterator[Metric]:
+        totals, reasons = readings.totals, readings.reasons
         yield self._counters("request_success", "Requests by how they ended.", "finished_reason", reasons)
         yield self._counters(
             "spec_decode_num_accepted_tokens_per_pos",
@@ -74,23 +86,23 @@ class Metrics(Collector):
         yield self._counters("rounds", "Rounds of answers by who drafted.", "arm", dict(sorted(totals.arms.items())))
 
     def _gauge(self, name: str, about: str, value: float, **labels: str) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, about, labels=[*LABELS, *labels])
+        family = GaugeMetricFamily(self._prefix + name, about, labels=[*LABELS, *labels])
         family.add_metric([self._model, *labels.values()], value)
         return family
 
     def _counter(self, name: str, about: str, value: float) -> Metric:
-        family = CounterMetricFamily(PREFIX + name, about, labels=LABELS)
+        family = CounterMetricFamily(self._prefix + name, about, labels=LABELS)
         family.add_metric([self._model], value)
         return family
 
     def _counters(self, name: str, about: str, label: str, values: Mapping[Any, float]) -> Metric:
-        family = CounterMetricFamily(PREFIX + name, about, labels=[*LABELS, label])
+        family = CounterMetricFamily(self._prefix + name, about, labels=[*LABELS, label])
         for key, value in values.items():
             family.add_metric([self._model, str(key)], value)
         return family
 
-    def _histogram(self, name: str, about: str, histogram: Histogram) -> Metric:
-        buckets, total = histogram.snapshot()
-        family = HistogramMetricFamily(PREFIX + name, about, labels=LABELS)
+    def _histogram(self, name: str, about: str, histogram: Snapshot) -> Metric:
+        buckets, total = histogram
+        family = HistogramMetricFamily(self._prefix + name, about, labels=LABELS)
         family.add_metric([self._model], buckets, total)
         return family

@@ -147,5 +147,5 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
         service.ready(model)
         log.info("ready: %s", name)
 
-    app = create_app(service, settings, Metrics(engine, name))
+    app = create_app(service, settings, Metrics(engine.readings, name, settings.metrics_names))
     await serve(app, engine, settings, make_ready())

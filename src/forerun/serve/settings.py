@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 
 def _about(topic: str, help: str, **more: Any) -> dict[str, Any]:
@@ -11,7 +11,11 @@ def _about(topic: str, help: str, **more: Any) -> dict[str, Any]:
 
 
 NETWORK, LIMITS, ENGINE, SAMPLING = "Network", "Limits", "Engine", "Sampling of requests that do not say"
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 DEFAULT = "default_"  # in front of the names of sampling options
+# What names of metrics may begin with; the first where nothing is said. Gateways and autoscalers look for vLLM's.
+METRICS_NAMES = ("forerun", "vllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,9 @@ class ServeSettings:
     max_schema: int = field(default=64 << 10, metadata=_about(LIMITS, "Characters of a JSON schema or grammar."))
     template_timeout: float = field(default=5.0, metadata=_about(LIMITS, "Seconds to render a chat template."))
     drain_timeout: float = field(default=30.0, metadata=_about(LIMITS, "Seconds to finish answers at the end."))
+    metrics_names: tuple[str, ...] = field(
+        default=(), metadata=_about(NETWORK, "What names of metrics begin with: forerun, vllm; default: forerun.")
+    )
     ping: float = field(default=15.0, metadata=_about(NETWORK, "Seconds between pings in a silent stream."))
 
     def __post_init__(self) -> None:

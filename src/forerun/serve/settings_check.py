@@ -12,7 +12,7 @@ from pathlib import Path
 from forerun.errors import ForerunError
 from forerun.serve.effort import BUDGETS
 from forerun.serve.parsing.formats import REASONING_PARSERS, TOOL_PARSERS
-from forerun.serve.settings import DEFAULT, ServeSettings
+from forerun.serve.settings import DEFAULT, METRICS_NAMES, ServeSettings
 from forerun.text.stops import MAX_STOPS
 from forerun.text.template import read_template
 
@@ -40,6 +40,9 @@ def check_settings(settings: ServeSettings) -> None:
             raise ForerunError(f"{flag}: give seconds above 0")
         if name in CHOICES and value not in CHOICES[name]:
             raise ForerunError(f"{flag}: use one of {', '.join(CHOICES[name])}")
+    for name in settings.metrics_names:
+        if name not in METRICS_NAMES:
+            raise ForerunError(f"--metrics-names {name}: use {' or '.join(METRICS_NAMES)}, or both")
     if settings.max_stops > MAX_STOPS:
         raise ForerunError(f"--max-stops {settings.max_stops}: an answer can look for {MAX_STOPS} stop strings at most")
     if settings.chat_template is not None:

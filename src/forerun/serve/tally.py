@@ -95,6 +95,19 @@ class Totals:
         if len(sequence.tokens) > sequence.prompt_length:
             self.prompt_tokens += sequence.prompt_length
 
+    def merge(self, other: Totals) -> None:
+        """Those of another engine."""
+        self.rounds += other.rounds
+        self.drafts += other.drafts
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.draft_seconds += other.draft_seconds
+        self.verify_seconds += other.verify_seconds
+        self.arms.update(other.arms)
+        self.accepted_at.update(other.accepted_at)
+        self.prompt_tokens += other.prompt_tokens
+        self.generated += other.generated
+
     def copy(self) -> Totals:
         """For adding those under way."""
         return replace(self, arms=self.arms.copy(), accepted_at=self.accepted_at.copy())

@@ -10,6 +10,18 @@ from forerun.text.detokenizer import Detokenizer
 from forerun.text.stops import StopStrings
 
 
+class NoText:
+    """A `TextSink` for those who want tokens, or make the text elsewhere."""
+
+    def push(self, token: int) -> tuple[str, bool]:  # noqa: ARG002
+        """Nothing to show, and nothing ends it."""
+        return "", False
+
+    def flush(self) -> str:
+        """Nothing was held back."""
+        return ""
+
+
 class AnswerText:
     """Feed it tokens; it hands out text that is safe to show."""
 
@@ -23,6 +35,7 @@ class AnswerText:
         keep_stop: bool = False,
     ) -> None:
         """`shown`: special tokens that give text, which others do not; `keep_stop`: the stop string is shown, too."""
+        self.shown = frozenset(shown)
         self._detokenizer = Detokenizer(tokenizer, prompt, shown)
         self._stops = StopStrings(stops)
         self._keep_stop = keep_stop

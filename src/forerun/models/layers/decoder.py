@@ -67,6 +67,17 @@ class Decoder:
             task.advance()
         checkpoint.finish(lambda name: unused(name, config))
 
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Where its weights are from."""
+        return self._checkpoint
+
+    def adopt(self, other: Decoder) -> None:
+        """The weights of another one with the same config, from now on; what drafters asked of this one stays."""
+        self._checkpoint, self._loader, self.rope = other._checkpoint, other._loader, other.rope
+        self.embedding, self.head, self.norm = other.embedding, other.head, other.norm
+        self.layers, self.per_layer, self.never = other.layers, other.per_layer, other.never
+
     def _pack_head(self) -> Matrix:
         shape = (self.config.vocab, self.config.hidden)
         head: Weight = self.embedding if self.config.tied else self._checkpoint.weight("lm_head.weight", shape)

@@ -1,0 +1,1 @@
+"""Replicas of a model on several machines behind one address: Ray Serve runs them, forerun decides who answers."""
