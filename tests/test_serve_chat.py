@@ -111,7 +111,7 @@ def test_the_request_reaches_the_engine(address: str, engine: FakeEngine) -> Non
     assert request.stop_ids == frozenset()
     assert request.draft == "off"
     assert request.sampling.temperature == 1.0, "OpenAI's default"
-    assert request.max_tokens is not None
+    assert request.max_tokens is None, "a chat that names no maximum has none"
 
 
 def test_defaults_of_the_model_come_before_those_of_the_dialect() -> None:
