@@ -153,6 +153,9 @@ class Checkpoint:
         """Names that nobody took and `ignore` does not know, sorted."""
         return sorted(name for name in self.names() - self._taken if not ignore(name))
 
+    def release(self) -> None:
+        """Give back the memory of what has been read and packed; mapped weights can be read again."""
+
     def finish(self, ignore: Callable[[str], bool]) -> None:
         """Raises when tensors are left over: the model is not the one its config describes."""
         left = self.leftovers(ignore)

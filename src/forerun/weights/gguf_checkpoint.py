@@ -42,9 +42,15 @@ class MappedFile:
         self.path = path
         try:
             self._stream = path.open("rb")
-            self.bytes: Bytes = np.frombuffer(mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            self._map = mmap.mmap(self._stream.fileno(), 0, access=mmap.ACCESS_READ)
+            self.bytes: Bytes = np.frombuffer(self._map, np.uint8)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise ForerunError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+    def release(self) -> None:
+        """What was read is the process's no longer; it comes again when it is touched."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def check(self) -> None:
         """Raises when the file became shorter: touching what is gone would end the process."""
@@ -78,6 +84,9 @@ class GgufCheckpoint(Checkpoint):
             if tensor.name not in UNUSED:
                 name = huggingface_name(tensor.name, layers, str(self.path), architecture)
                 yield name, Stored(tensor, arrangement_of(tensor, architecture, self.config, str(self.path)))
+
+    def release(self) -> None:
+        self._file.release()
 
     def names(self) -> set[str]:
         return set(self._stored)

@@ -59,11 +59,13 @@ class Decoder:
             head = packers.submit(self._pack_head)  # the largest matrix, so it comes first
             for layer in packers.map(read_layer, range(count)):
                 self.layers.append(layer)
+                checkpoint.release()
                 task.advance()
             own = config.per_layer
             self.per_layer = None if own is None else loader.per_layer_inputs(prefix, count, own)
             self.norm = loader.norm(prefix + "norm.weight", config.hidden)
             self.head = head.result()
+            checkpoint.release()
             task.advance()
         checkpoint.finish(lambda name: unused(name, config))
 
