@@ -74,6 +74,35 @@ def test_every_family(model: Decoder) -> None:
     check(model)
 
 
+def rows_in_pieces(model: Decoder, size: int, beside: int) -> torch.Tensor:
+    """Logits of all rows of a prompt that is read in pieces, with rows of other sequences in every pass."""
+    pool = pool_for(model)
+    target, tokens = RecordedTarget(model, pool), [(37 * n + 11) % 250 for n in range(70)]
+    cache, others = SequenceCache(pool), [SequenceCache(pool) for _ in range(beside)]
+    for each in (cache, *others):
+        each.grow(80)
+    found = []
+    for start in range(0, len(tokens), size):
+        piece = tokens[start : start + size]
+        work = [(other, [start % 200 + number]) for number, other in enumerate(others)]
+        place = len(others) // 2  # the prompt's rows stand between those of the others
+        work.insert(place, (cache, piece))
+        found.append(target.forward(make_pass(work, last_only=False)).logits[place : place + len(piece)])
+        cache.commit(len(piece))
+        for other in others:
+            other.commit(1)
+    return torch.cat(found)
+
+
+def test_a_row_of_a_prompt_is_a_row_like_any_other(model: Decoder) -> None:
+    """Whole, in pieces, one by one, beside other sequences: there is one kind of row."""
+    with torch.inference_mode():
+        recurrent = model.config.delta is not None  # passes of several sequences have at most 16 rows of each there
+        whole = rows_in_pieces(model, 70, 0)
+        for size, beside in ((1, 0), (7, 0), (64, 0), (16, 3), (1, 5)) + (() if recurrent else ((64, 5),)):
+            assert torch.equal(rows_in_pieces(model, size, beside), whole), (size, beside)
+
+
 def test_hidden_states_of_layers_that_drafters_look_at(tmp_path: Path) -> None:
     """Other layers after the first pass, as when a head joins."""
     model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=4), quantize=True)

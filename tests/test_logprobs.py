@@ -101,6 +101,21 @@ def test_equal_to_the_bit_with_and_without_drafts_alone_and_beside_others(
     assert numbers(crowd[3]) == numbers(alone)
 
 
+@pytest.mark.parametrize("quantize", [False, True])
+def test_an_answer_has_those_of_one_pass_over_the_whole_text(folder: Path, quantize: bool) -> None:
+    """On a CPU there is one kind of row: what was emitted, drafted or not, is scored in a prompt with the same bits."""
+    model = decoder(folder, quantize=quantize)
+    for options in ({"temperature": 0.0}, {"temperature": 1.1, "seed": 5}):
+        for draft in ("off", "lookup"):
+            (answer,) = emissions(engine(model), wish(draft, **options))
+            tokens = (*PROMPT, *(one.token for one in answer))
+            machine = engine(model)
+            sequence = machine.submit(wish(prompt=tokens, prompt_logprobs=True, **options), NoText())
+            finish(machine, [sequence])
+            scored = sequence.prompt_logprobs[len(PROMPT) - 1 :]
+            assert [one.logprob for one in answer] == list(scored), (options, draft)
+
+
 def test_of_the_prompt_alone_and_beside_others(target: Decoder) -> None:
     """And reading them changes nothing of the answer."""
     asked = wish(prompt_logprobs=True)
