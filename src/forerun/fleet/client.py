@@ -175,7 +175,7 @@ class Call:
         """Whoever waits for it gets the error after what came before."""
         if not self._first.done():
             self._first.set_exception(error)
-            self._first.exception()  # if nobody waits any more, it is not an oversight
+            self._first.exception()  # an error that is not waited for any more is no oversight
         for answer in self.answers:
             answer.end(error)
         self.stop()
@@ -204,7 +204,7 @@ class FleetAnswer:
         self._text: list[str] = []
 
     def say(self, item: Said) -> None:
-        """What its replica sent; rounds that nobody has read yet become one."""
+        """What its replica sent; rounds that were not read yet become one."""
         if self.over:
             return
         self.prompt_logprobs = item.prompt_logprobs or self.prompt_logprobs

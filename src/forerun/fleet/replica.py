@@ -143,7 +143,7 @@ async def _items(choice: int, answer: Answer) -> AsyncGenerator[Item, None]:
                 return
             first, asked = not asked and bool(answer.prompt_logprobs), answer.prompt_logprobs
             yield Said(choice, item, asked if first else ())
-    except Exception as error:  # noqa: BLE001 - it goes to whoever asked
+    except Exception as error:  # noqa: BLE001 - it goes to the caller
         yield Over(choice, error)
         return
     yield Over(choice, try_later(503, "The answer was stopped before its end."))

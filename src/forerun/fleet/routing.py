@@ -92,9 +92,9 @@ class Prefixes(Generic[Key]):
                 del self._places[block]
 
     def longest(self, chain: Sequence[int], among: Collection[Key]) -> set[Key]:
-        """Those that have most of the chain's beginning; none, if nobody has anything of it.
+        """The replicas that have most of the chain's beginning; none, where no replica has any of it.
 
-        A cache gives up the end of a prefix before its beginning: whoever has a block has all before it.
+        A cache gives up the end of a prefix before its beginning: a replica that has a block has all before it.
         """
         for block in reversed(chain):
             here = {replica for replica in self._places.get(block, ()) if replica in among}
@@ -136,7 +136,7 @@ class ByPrefix(Generic[Key]):
         return rendezvous(route.home, replicas) if route.home else None
 
     def sent(self, route: Route, replica: Key) -> None:
-        """Until caches tell: whoever reads a prompt has it."""
+        """Until caches tell: a replica that reads a prompt has it."""
         self.prefixes.stored(replica, route.chain)
 
 
