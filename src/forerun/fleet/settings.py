@@ -36,7 +36,8 @@ class FleetSettings:
         default=None, metadata=_about("GPUs of a replica, fractions too; default: 1 where there are any.")
     )
     routing: Policy = field(
-        default="prefix", metadata=_about("prefix: the replica that has the beginning of the prompt; queue; round-robin.")
+        default="prefix",
+        metadata=_about("prefix: the replica that has the beginning of the prompt; queue; round-robin."),
     )
     fronts: int = field(default=1, metadata=_about("Processes that speak HTTP."))
 

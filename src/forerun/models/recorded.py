@@ -153,8 +153,9 @@ class RecordedHead:
         def fuse(k: Any, _: Pass, __: AllAngles, x: list[Any]) -> tuple[None, list[Any]]:
             return None, [head.fuse_with(k, x[0])]
 
-        def forward(k: Any, b: Pass, a: AllAngles, x: list[Any]) -> tuple[None, list[Any]]:
-            return None, [head.run(k, b, a, *x)]
+        def forward(k: Any, b: Pass, a: AllAngles, x: list[Any]) -> tuple[Any, list[Any]]:
+            out = head.run(k, b, a, *x)
+            return k.logits(out, head.output), [out]
 
         def logits(k: Any, _: Pass, __: AllAngles, x: list[Any]) -> tuple[Any, list[Any]]:
             return k.logits(x[0], head.output), []
@@ -167,16 +168,21 @@ class RecordedHead:
         self._forward = RecordedCall(kernels, forward, [hidden, hidden], rope, pool)
         self._fill = RecordedCall(kernels, fill, [hidden, hidden], rope, pool)
         self._logits = RecordedCall(kernels, logits, [hidden], rope)
+        self._last: tuple[Tensor, Tensor] | None = None  # outputs and their logits
 
     def fuse(self, features: Tensor) -> Tensor:
         """As the head's own method, like those that follow."""
         return features if self._head.fuse_matrix is None else self._fuse([features], None).output(0)
 
     def forward(self, hidden: Tensor, batch: Pass) -> Tensor:
-        return self._forward([self._head.embed(batch, hidden.dtype), hidden], batch).output(0, wanted=True)
+        done = self._forward([self._head.embed(batch, hidden.dtype), hidden], batch)
+        self._last = done.output(0, wanted=True), done.logits
+        return self._last[0]
 
     def fill(self, hidden: Tensor, batch: Pass) -> None:
         self._fill([self._head.embed(batch, hidden.dtype), hidden], batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        if self._last is not None and torch.equal(hidden, self._last[0]):
+            return self._last[1]  # drafts are mostly drawn from what was computed last, so that came along
         return self._logits([hidden], None).logits
