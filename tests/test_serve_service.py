@@ -22,6 +22,7 @@ from forerun.serve.model_service import ModelService, loaded_model
 from forerun.serve.routes.page import POLICY, router
 from forerun.serve.settings import ServeSettings
 from forerun.text.template import read_template
+from forerun.text.tokenizer import Tokenizer
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -115,10 +116,23 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
         read_template(tmp_path / "broken.jinja")
 
 
-def test_the_settings_of_the_tokenizer(address: str) -> None:
-    told = call(address, "/tokenizer_info").json
-    assert told["tokenizer_class"] == "PreTrainedTokenizerFast" and told["chat_template"]
-    assert "name_or_path" not in told
+@pytest.mark.parametrize("of_a_gguf", [False, True])
+def test_the_settings_of_the_tokenizer(of_a_gguf: bool) -> None:
+    """GGUF files have the library's own tokenizer, folders have transformers'."""
+    engine = FakeEngine()
+    known = engine.tokenizer
+    if of_a_gguf:
+        own = Tokenizer(known.backend_tokenizer, known.special_tokens_map, known.chat_template)
+        engine.tokenizer = cast(Any, own)
+    with live(app_for(engine)) as address:
+        assert call(address, "/tokenizer_info").json == {
+            "bos_token": "<|im_start|>",
+            "eos_token": "<|im_end|>",
+            "unk_token": "<unk>",
+            "pad_token": "<|endoftext|>",
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "chat_template": known.chat_template,
+        }
 
 
 def test_requests_are_counted_by_route_and_status() -> None:

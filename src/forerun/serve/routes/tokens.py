@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -20,7 +19,6 @@ from forerun.serve.routes.strict import Several, Strict
 from forerun.text.guarded import check_unicode
 
 MAX_IDS = 1_000_000
-OF_THIS_MACHINE = ("name_or_path", "is_local", "local_files_only", "trust_remote_code", "model_max_length")
 
 
 class TokenizeRequest(Strict):
@@ -72,10 +70,10 @@ def router(chats: ChatPipeline, models: ModelService, off_loop: OffLoop) -> APIR
 
     @routes.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
-        """The settings of the tokenizer, under vLLM's address."""
+        """Special tokens and the chat template, under vLLM's address."""
         tokenizer = models.loaded().tokenizer
         return {
-            **{name: _plain(value) for name, value in tokenizer.init_kwargs.items() if name not in OF_THIS_MACHINE},
+            **tokenizer.special_tokens_map,
             "tokenizer_class": "PreTrainedTokenizerFast",
             "chat_template": tokenizer.chat_template,
         }
@@ -94,15 +92,6 @@ def check_ids(ids: list[int], tokenizer: Any) -> None:
     last = len(tokenizer) - 1
     if max(ids, default=0) > last:
         raise bad_request(f"Token ids end at {last}.", "tokens")
-
-
-def _plain(value: Any) -> Any:
-    """Ready for JSON: special tokens are objects."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def _ids(model: LoadedModel, text: str, special: bool) -> list[int]:
