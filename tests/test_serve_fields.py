@@ -47,6 +47,7 @@ TAKEN: dict[str, dict[str, Any]] = {
         "reasoning_format": "auto", "typical_p": 1.0, "typ_p": 1, "mirostat": 0, "mirostat_tau": 5.0,
         "dynatemp_range": 0, "dynatemp_exponent": 1, "xtc_probability": 0, "xtc_threshold": 0.1, "dry_multiplier": 0,
         "dry_base": 1.75, "repeat_last_n": -1, "n_probs": 0, "lora": [], "backend_sampling": False,
+        "verbose": True,
     },
     "LiteLLM": {"num_retries": 2, "timeout": 600, "drop_params": True, "tags": ["a"], "fallbacks": ["b"]},
     "Ollama": {"keep_alive": "5m"},

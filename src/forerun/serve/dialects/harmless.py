@@ -30,7 +30,7 @@ _ALWAYS = frozenset(
         # llama.cpp: slots, timings, where thoughts and calls are put; then what only counts beside a sampler of its own
         *("cache_prompt", "id_slot", "slot_id", "n_keep", "n_discard", "n_cache_reuse", "timings_per_token"),
         *("parse_tool_calls", "reasoning_format", "reasoning_in_content", "post_sampling_probs", "return_tokens"),
-        "return_progress",
+        *("return_progress", "verbose"),
         *("response_fields", "backend_sampling", "dynatemp_exponent", "xtc_threshold", "mirostat_tau", "mirostat_eta"),
         *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "adaptive_decay"),
         # Ollama and others
