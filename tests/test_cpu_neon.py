@@ -112,8 +112,8 @@ def fill(image: Image, tiles: Sequence[Tiles]) -> None:
     other = {"weight": floats(n), "up": floats(rows, n), "us": stride, "before": floats(rows, n), "bs": stride}
     other |= {"factor": word_of(0.7), "js": stride, "join_norm": floats(n)}
     other |= {"joined_norm": floats(n), "other": floats(rows, n), "ts": stride, "gate": floats(rows, n), "gs": stride}
-    other |= {"which": image.put(noise.integers(0, rows, 32)), "table": floats(rows, n), "cap": word_of(3.0)}
-    for name in ("norm", "silu", "gelu", "gather", "copy", "sum", "scale", "sigmoid", "embed"):
+    other |= {"which": image.put(noise.integers(0, rows, 32)), "cap": word_of(3.0)}
+    for name in ("norm", "silu", "gelu", "gather", "copy", "sum", "sigmoid"):
         own = {"out": image.result(name, rows, n), "x": floats(rows, n)}
         image.step(name, common | other | own, ARGUMENTS[name])
     # These change what they read: a run that follows must find what the first one found.

@@ -45,11 +45,9 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "gather": ("rows", "per_piece", "x", "xs", "n", "which", "out", "os"),
     "copy": ("rows", "per_piece", "x", "xs", "n", "out", "os"),
     "sum": ("rows", "per_piece", "x", "xs", "other", "ts", "n", "out", "os"),
-    "scale": ("rows", "per_piece", "x", "xs", "n", "factor", "out", "os"),
     "sigmoid": ("rows", "per_piece", "x", "xs", "gate", "gs", "shared", "n", "out", "os"),
     "cap": ("rows", "per_piece", "x", "xs", "n", "cap"),
     "never": ("rows", "per_piece", "x", "xs", "which", "count"),
-    "embed": ("rows", "per_piece", "which", "table", "ts", "n", "out", "os"),
 }
 
 
@@ -199,18 +197,12 @@ def _write_add_norm(module: Module) -> None:
 
 
 def _write_copies(module: Module) -> None:
-    """Rows by number, rows beside each other, sums and multiples of rows, rows of a table."""
-    for name in ("gather", "copy", "sum", "scale", "embed"):
+    """Rows by number, rows beside each other, sums of rows."""
+    for name in ("gather", "copy", "sum"):
         with loop_over_rows(module, name) as (f, word, row):
-            source = row
-            if name in ("gather", "embed"):
-                source = f.load(word.pointer("which"), "i64", row * 8, 8)
-            x = f.at(
-                word.pointer("table" if name == "embed" else "x"), source * word("ts" if name == "embed" else "xs")
-            )
-            out = f.at(word.pointer("out"), row * word("os"))
+            source = f.load(word.pointer("which"), "i64", row * 8, 8) if name == "gather" else row
+            x, out = f.at(word.pointer("x"), source * word("xs")), f.at(word.pointer("out"), row * word("os"))
             other = f.at(word.pointer("other"), row * word("ts")) if name == "sum" else x
-            factor = f.splat(word.real("factor"), WIDE) if name == "scale" else None
 
             def moved(
                 at: Value,
@@ -220,13 +212,10 @@ def _write_copies(module: Module) -> None:
                 x: Value = x,
                 out: Value = out,
                 other: Value = other,
-                factor: Value | None = factor,
             ) -> list[Value]:
                 value = f.load_some(x, VECTOR, at, mask)
                 if other is not x:
                     value = value + f.load_some(other, VECTOR, at, mask)
-                if factor is not None:
-                    value = value * factor
                 f.store_some(value, out, at, mask)
                 return []
 
