@@ -43,7 +43,7 @@ def last_logits(model: Decoder, prompt: MediaPrompt) -> Tensor:
     cache.grow(len(prompt.ids))
     while start < len(prompt.ids):
         stop = prompt.media.border(min(len(prompt.ids), (start // CHUNK + 1) * CHUNK))
-        batch = make_pass([(cache, prompt.ids[start:stop])], last_only=True, prefill=True, media=prompt.media)
+        batch = make_pass([(cache, prompt.ids[start:stop])], last_only=True, prefill=True, media=[prompt.media])
         logits = model.forward(batch).logits[-1].clone()
         cache.commit(stop - start)
         start = stop

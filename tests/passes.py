@@ -44,5 +44,6 @@ def recurrent(
     counts, slots = [count for _, count in work], [slot for slot, _ in work]
     rows = ragged(counts, [0] * len(work), [[0]] * len(work), device)
     rows.slot = torch.tensor(slots, dtype=torch.int32, device=device)
-    rows.states, rows.staged, rows.chunk = states, staged, Chunk(0, slots[0])
+    rows.states, rows.chunk = states, Chunk(0, slots[0])
+    rows.staged = () if staged is None else [staged]
     return rows

@@ -145,8 +145,7 @@ def test_rows_of_a_picture_see_each_other_in_layers_with_a_window(window: int) -
     spec, rows = AttentionSpec(layer.layout, window), layer.rows(0, LENGTH)
     together = torch.full((LENGTH,), -1)
     together[5:14], together[14:31], together[100:140] = 0, 1, 2
-    assert rows.chunk is not None
-    rows.chunk.together = together
+    rows.together = together
     found = []
     for each in (kernels, ReferenceKernels()):
         qkv, pages = layer.text.clone(), layer.pages()

@@ -86,6 +86,31 @@ def test_alone_and_in_a_batch_of_eight(models: tuple[Decoder, Decoder]) -> None:
     assert together == alone
 
 
+MIXED_PASS = 2  # prompts that share a pass with rows of answers
+
+
+def test_prompts_share_passes_with_answers(models: tuple[Decoder, Decoder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that come while answers run are read in their passes, several at once, cut anywhere."""
+    wishes = [request(prompt[: 3 + 5 * n] * 3, max_tokens=12, draft="lookup") for n, prompt in enumerate(prompts(8))]
+    alone = [run(engine(models[0]), wish)[0].answer for wish in wishes]
+    machine, passes = engine(models[0]), []
+    usual = machine.executor.run
+
+    def watched(work: Any, turns: Any, reading: Any, began: float) -> None:
+        passes.append((len(turns), len(reading)))
+        usual(work, turns, reading, began)
+
+    monkeypatch.setattr(machine.executor, "run", watched)
+    sequences = []
+    for wish in wishes:
+        sequences.append(machine.submit(wish, NoText()))
+        if len(sequences) > 2:
+            machine.step()
+    finish(machine, sequences)
+    assert [sequence.answer for sequence in sequences] == alone
+    assert any(turns and reading >= MIXED_PASS for turns, reading in passes), passes
+
+
 @pytest.mark.parametrize("pages", [16, 30])
 def test_waiting_and_parking_lose_nothing(models: tuple[Decoder, Decoder], pages: int) -> None:
     target, _ = models

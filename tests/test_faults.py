@@ -59,8 +59,9 @@ def test_a_pass(target: Decoder, alone: list[list[int]], prompt: bool, monkeypat
     sequences = [machine.submit(wish, NoText()) for wish in WISHES]
 
     def forward(batch: Any) -> Any:
-        mine = sequences[1].cache.pages[:1] if prompt or len(sequences[1].answer) > 3 else []
-        if batch.prefill == prompt and mine and mine[0] in batch.rows.block_tables[0][:, 0].tolist():
+        due = not sequences[1].answer if prompt else len(sequences[1].answer) > 3
+        mine = sequences[1].cache.pages[:1] if due else []
+        if mine and mine[0] in batch.rows.block_tables[0][:, 0].tolist():
             raised.append(len(batch.tokens))
             raise RuntimeError("no pass")
         return usual(batch)

@@ -58,7 +58,7 @@ def read(model: Decoder, media: PromptMedia | None, borders: list[int]) -> Tenso
     cache, parts, start = SequenceCache(pool_for(model)), [], 0
     cache.grow(len(TOKENS))
     for stop in [*borders, len(TOKENS)]:
-        batch = make_pass([(cache, TOKENS[start:stop])], last_only=False, prefill=True, media=media)
+        batch = make_pass([(cache, TOKENS[start:stop])], last_only=False, prefill=True, media=[media])
         parts.append(model.forward(batch).logits)
         cache.commit(stop - start)
         start = stop

@@ -120,7 +120,7 @@ def test_who_reads_a_prompt_gives_way_too(tmp_path: Path, monkeypatch: pytest.Mo
     second = machine.submit(request(prompt, max_tokens=4), NoText())
     machine.step()
     assert second.status is Status.PREFILL
-    monkeypatch.setattr(machine, "_chunks", list)  # it does not come to its end
+    monkeypatch.setattr(machine, "_prompts", list)  # it does not come to its end
     while first.status is not Status.FINISHED:
         machine.step()
     assert len(first.answer) == 44 and second.status is Status.PARKED

@@ -29,13 +29,16 @@ HYBRID: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attent
 
 
 # Which faults come up by chance depends on the arms that `auto` takes, and so on the clock: these always do.
+ALONE = 4  # steps of the first visit
 SURE = {"open": "lookup", "observe": "lookup", "propose": "lookup", "close": "lookup", "feed": "mtp", "ready": "auto"}
 
 
 def sure_visit(fault: str, arm: str) -> Visit:
-    """A request of an arm that calls what fails, before anything else can happen to it."""
+    """A request of an arm that calls what fails, before anything else can happen to it. A sequence is asked for what
+    it can draft when it is alone, or its batch drafts: that one comes first.
+    """
     wish = request([7, 8, 9, 7, 8], max_tokens=TOKENS, draft=arm, draft_tokens=None if arm == "auto" else 2)
-    return Visit(wish, arrives=0, more=0, happens="run", begin=0, end=0, fault=fault, spared=0)
+    return Visit(wish, 0 if arm == "auto" else ALONE, 0, "run", begin=0, end=0, fault=fault, spared=0)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,7 @@ def test_every_answer_is_the_one_it_would_be_alone(
     monkeypatch.setattr("forerun.engine.scheduler.DEFAULT_ANSWER", 4)  # answers without a maximum must grow
     make = dense_engine if kind == "dense" else hybrid_engine
     dice = random.Random(13)
-    visits = [random_visit(dice, ARMS, FAULTS, TOKENS, arrives=number) for number in range(REQUESTS)]
+    visits = [random_visit(dice, ARMS, FAULTS, TOKENS, arrives=ALONE + number) for number in range(REQUESTS)]
     visits += [sure_visit(*pair) for pair in SURE.items()]
     storm = Storm(make(folder, tmp_path, pages=20), visits)
     storm.engine.scheduler.max_sequences = 6  # some must wait for a place in the rounds, with and without pages

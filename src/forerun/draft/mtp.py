@@ -227,7 +227,7 @@ class MtpDrafter(Drafter):
             count = min(state.ready - 1, self.chunk)
             features = self._passes.fuse(state.waiting()[:count])
             work = [(state.cache, state.next_tokens(count))]
-            batch = make_pass(work, last_only=True, prefill=True, media=state.media)
+            batch = make_pass(work, last_only=True, prefill=True, media=[state.media])
             self._passes.fill(features, batch)
             state.keep(count, None)
 

@@ -97,11 +97,10 @@ class DeviceExecutor(HostExecutor):
         if ours:
             self._launch(work, ours, drafting)
         try:
-            work.prompts = [self.read(chunk) for chunk in work.chunks]
-            work.ended = time.perf_counter()
+            self.read_apart(work)
             if rest:
                 self.slots.leave(turn.sequence for turn in rest)
-                self.run(work, rest, work.ended if work.launched or work.prompts else work.began)
+                self.run(work, rest, [], work.ended if work.launched or work.read else work.began)
             work.results += broken
         except BaseException as error:
             self._abandon(work.turns, error)
@@ -252,7 +251,7 @@ class DeviceExecutor(HostExecutor):
         if launched is None:
             return
         # Whoever was interrupted here comes again, and may have started them already.
-        if work.again or work.results or work.prompts or not self._may_repeat(launched):
+        if work.again or work.results or work.read or not self._may_repeat(launched):
             again = None
         if launched.events:
             launched.events[1].synchronize()

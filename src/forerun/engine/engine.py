@@ -17,7 +17,7 @@ from forerun.engine.drafters import Drafters, LowAcceptance
 from forerun.engine.host import HostExecutor
 from forerun.engine.interrupts import interrupts_held
 from forerun.engine.ownership import Ownership
-from forerun.engine.plan import PromptChunk, Result, Round, Turn
+from forerun.engine.plan import Result, Round, Turn
 from forerun.engine.request import Request
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sequence import Sequence, Status, TextSink
@@ -33,7 +33,7 @@ from forerun.policy.decision import PLAIN, Decision, DepthPolicy, Policy
 from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
-CHUNK = 512  # prompt tokens per prefill pass; borders are multiples of it from position 0
+CHUNK = 512  # rows of prompts in a pass, where rows of prompts are rows like any other
 UNRUN = 8  # tokens of a draft that is not run to compare; a round seldom emits more unless the lookup itself runs
 THINK = 8  # rounds of a batch between two thoughts about it, where it runs ahead; one alone is thought about every time
 
@@ -63,7 +63,9 @@ class Engine:
         """
         self.model, self.pool, self.drafters = model, pool, Drafters(drafters, vocab, unavailable)
         self.costs, self.priors = costs or CostTable(), Priors()  # learned about this machine and earlier requests
-        self.executor = executor or HostExecutor(target or model, self.drafters, self.costs, not pool.on_device)
+        self.executor = executor or HostExecutor(
+            target or model, self.drafters, self.costs, not pool.on_device, model.kernels.one_kind_of_row
+        )
         self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
         scheduler = self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
         self.owner = Ownership(pool.device, lambda: scheduler.idle, scheduler.recount)
@@ -85,7 +87,7 @@ class Engine:
                     before, done = done, None
                     self._deliver(before)
                     # What a device waited for since its last round is part of the next; reading a prompt is not.
-                    waited = before is not None and not before.prompts
+                    waited = before is not None and not before.read
                     self._start(self._schedule(before.ended if before and waited else time.perf_counter()))
             finally:
                 self._deliver(done)
@@ -112,7 +114,7 @@ class Engine:
         turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
         self._note_unrun(turns)
         self._repeats = 0
-        return Round(turns, self._chunks(), began)
+        return Round(turns, self._prompts(), began)
 
     def _take_in(self, running: list[Sequence]) -> None:
         """Now that drafts may pay, drafters follow those whose prompts they did not read.
@@ -138,17 +140,24 @@ class Engine:
         ahead = self._ahead[index] if self._ahead else None
         return ahead is None or ahead.decision == decision or not ahead.holds_after(tokens)
 
-    def _chunks(self) -> list[PromptChunk]:
-        sequence = self.scheduler.prefilling()
-        if sequence is None:
-            return []
-        start = sequence.cache.length
-        beside = len(self.scheduler.running())
-        if start == 0 and beside and sequence.policy.measures and not self._batch.admits(1 + beside):
-            self.drafters.leave_out(sequence)
-            sequence.policy = self._controller(sequence)  # other rounds may be ahead of it now
-        stop, media = start + self.chunk - start % self.chunk, sequence.request.media
-        return [PromptChunk(sequence, min(stop if media is None else media.border(stop), sequence.prompt_length))]
+    def _prompts(self) -> list[Turn]:
+        """Stretches of prompts to read: as many rows as the budget has, the oldest first. Where rows of prompts are of
+        another kind, one stretch, up to a border that is the same whatever was read before.
+        """
+        turns, rows = [], self.chunk
+        for sequence in self.scheduler.prefilling():
+            start, media = sequence.cache.length, sequence.request.media
+            beside = len(self.scheduler.running())
+            if start == 0 and beside and sequence.policy.measures and not self._batch.admits(1 + beside):
+                self.drafters.leave_out(sequence)
+                sequence.policy = self._controller(sequence)  # other rounds may be ahead of it now
+            stop = start + (rows if self.executor.mixes else self.chunk - start % self.chunk)
+            stop = min(stop if media is None else media.border(stop), sequence.prompt_length)
+            turns.append(Turn(sequence, stop=stop))
+            rows -= stop - start
+            if rows <= 0 or not self.executor.mixes:
+                break
+        return turns
 
     def _decide(self, sequences: list[Sequence]) -> list[Turn]:
         """Arm and depth for each. Where a batch does not draft, or drafts with one arm, nobody is asked one by one."""
@@ -219,7 +228,7 @@ class Engine:
                 ahead.expected = turn.unrun[0][1]
 
     def _start(self, work: Round) -> None:
-        if not work.turns and not work.chunks:
+        if not work.turns and not work.prompts:
             return
         try:
             self.executor.start(work)
@@ -248,7 +257,7 @@ class Engine:
         """The only place that emits, counts, learns costs and teaches policies."""
         if work is None:
             return
-        left, taken = deque([*work.prompts, *work.results]), []
+        left, taken = deque([*work.read, *work.results]), []
         try:
             while left:
                 if self._take(left[0]):
@@ -260,7 +269,7 @@ class Engine:
                     result.turn.sequence.fail(ForerunError(f"interrupted in the middle of a token ({error!r})"))
             raise
         # Where rounds do not run ahead, their sequences have waited for all of this but what prompts of others took.
-        reading = sum(prompt.seconds for prompt in work.prompts)
+        reading = sum(result.seconds for result in work.read)
         more = 0.0 if self.executor.runs_ahead else time.perf_counter() - work.ended - reading
         for costs, measured in work.times if work.typical else ():
             measured.seconds += more
@@ -279,7 +288,7 @@ class Engine:
             turn.judge_unrun(result.tokens)
         who, tokens = [result.turn.sequence.id for result in taken], sum(len(result.tokens) for result in taken)
         drafted = any(r.drafted for r in taken if r.turn.sequence.policy.measures)  # named arms do either way
-        self._batch.delivered(who, work.ended, tokens, drafted, bool(work.prompts), work.typical, reading)
+        self._batch.delivered(who, work.ended, tokens, drafted, bool(work.read), work.typical, reading)
 
     def _take(self, result: Result) -> bool:
         """Emit what one sequence got; keep just the rows of tokens that were emitted before the last.
@@ -291,9 +300,9 @@ class Engine:
             return False  # it ended while the round was under way
         if result.error is not None:
             sequence.fail(result.error)
-            return not result.prompt
+            return not result.turn.is_prompt
         try:
-            if result.prompt:
+            if result.turn.is_prompt:
                 began = time.perf_counter()
                 result.keep(0)  # all rows of the prompt that were read; drafters read it too
                 result.seconds = time.perf_counter() - began
@@ -309,7 +318,7 @@ class Engine:
                     break
         except Exception as error:  # noqa: BLE001 - see above
             sequence.fail(error)
-        if result.prompt:
+        if result.turn.is_prompt:
             return False
         try:
             result.keep(emitted)

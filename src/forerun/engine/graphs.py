@@ -213,9 +213,9 @@ class GraphedPrompts:
         self.wanted.copy_(batch.wanted)
         output = self.passes[key]()
         if self.state is not None:
-            assert rows.staged is not None
-            staged = self.state[1]
-            rows.staged.state, rows.staged.inputs = staged.state, staged.inputs  # committed before the next pass
+            staged = rows.stage_of(0)
+            assert staged is not None
+            staged.state, staged.inputs = self.state[1].state, self.state[1].inputs  # committed before the next pass
         # Drafters see them when the round is delivered: the host may run another pass before.
         features = None if output.features is None else output.features[:count].clone()
         return Output(output.logits, features)
@@ -224,6 +224,6 @@ class GraphedPrompts:
         rows = PassRows.uniform(count, self.start, self.tables, self.slot)
         rows.chunk = Chunk(0, last=self.wanted)
         if self.state is not None:
-            rows.states, rows.staged = self.state
+            rows.states, rows.staged = self.state[0], [self.state[1]]
         batch = Pass(self.tokens[:count], rows, self.pool.layers, self.wanted, True, features)
         return self.graphs.capture(lambda: self.decoder.forward(batch))

@@ -1,4 +1,5 @@
-"""Rounds that the host runs: draft, one target pass, choose. Plain decoding is depth 0.
+"""Rounds that the host runs: draft, one target pass, choose. Plain decoding is depth 0, and a stretch of a prompt is
+rows like any other where the kernels have one kind of row.
 
 Nothing here changes a sequence: what a round gave is kept or forgotten when the engine delivers it. So whatever is
 raised on the way, the round has not happened.
@@ -7,6 +8,7 @@ raised on the way, the round has not happened.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -15,12 +17,11 @@ from torch import Tensor
 from forerun.engine.constrained import constrain, shorten
 from forerun.engine.drafters import Drafters
 from forerun.engine.interrupts import interrupts_let_through
-from forerun.engine.plan import GoesOn, PromptChunk, Result, Round, Turn
+from forerun.engine.plan import GoesOn, Result, Round, Turn
 from forerun.engine.sequence import Logprob, Sequence
 from forerun.errors import ForerunError
-from forerun.models.layers.rows import Output, Target, make_pass
+from forerun.models.layers.rows import Output, Pass, Target, make_pass
 from forerun.policy.costs import CostTable, RoundTime
-from forerun.policy.decision import PLAIN
 from forerun.progress import Progress
 from forerun.sample.acceptance import accept_coupled, accept_rejection
 from forerun.sample.choose import choose, probabilities
@@ -37,25 +38,30 @@ class HostExecutor:
     uniform = False  # have all sequences of a pass as many rows as the one with most?
     batch_arm: str | None = None  # that drafts for whole batches where rows are uniform; None: each has its own
 
-    def __init__(self, target: Target, drafters: Drafters, costs: CostTable, restartable: bool = True) -> None:
-        """`restartable`: a pass that failed half-way may be run again."""
-        self.target, self.drafters, self.costs, self.restartable = target, drafters, costs, restartable
+    def __init__(
+        self, target: Target, drafters: Drafters, costs: CostTable, restartable: bool = True, mixes: bool = False
+    ) -> None:
+        """`restartable`: a pass that failed half-way may be run again; `mixes`: rows of prompts may be in any pass."""
+        self.target, self.drafters, self.costs = target, drafters, costs
+        self.restartable, self.mixes = restartable, mixes
 
     def costs_of(self, sequences: list[Sequence]) -> CostTable:  # noqa: ARG002
         """What rounds of such sequences cost."""
         return self.costs
 
     def start(self, work: Round) -> None:
-        """Start a round. What it raises leaves every sequence as it was, or ended with an error.
+        """Start a round. What it raises leaves every sequence as it was, or ended with an error."""
+        if self.mixes or not work.turns:
+            self.run(work, work.turns, work.prompts, work.began)
+            return
+        self.read_apart(work)
+        self.run(work, work.turns, [], work.ended if work.read else work.began)
 
-        Prompts come first: what they give takes part in the next round.
-        """
-        for chunk in work.chunks:
-            with interrupts_let_through():  # a long prompt takes seconds
-                work.prompts.append(self.read(chunk))
+    def read_apart(self, work: Round) -> None:
+        """Prompts whose rows are of another kind, each in a pass of its own."""
+        for turn in work.prompts:
+            self.run(work, [], [turn], time.perf_counter())
         work.ended = time.perf_counter()
-        if work.turns:
-            self.run(work, work.turns, work.ended if work.prompts else work.began)
 
     def finish(self, work: Round, again: GoesOn | None) -> None:
         """Wait for it. Where `again` agrees to all its turns, an executor may start the same ones at once."""
@@ -70,77 +76,73 @@ class HostExecutor:
     def forget(self, sequence: Sequence) -> None:
         """A sequence leaves for good or for a while: it holds nothing of the executor's any more."""
 
-    def read(self, chunk: PromptChunk) -> Result:
-        """A stretch of a prompt; after the last one the first token is chosen."""
-        began, sequence = time.perf_counter(), chunk.sequence
-        cache, prompt = sequence.cache, sequence.request.prompt
-        count, turn = chunk.stop - cache.length, Turn(sequence, PLAIN)
-        result = Result(turn, [], 0, 0, lambda _: None, prompt=True)
-        try:
-            tokens = list(prompt[cache.length : chunk.stop])
-            features = self.drafters.wants_features(sequence) or sequence.request.prompt_logprobs
-            media = sequence.request.media
-            batch = make_pass([(cache, tokens)], last_only=True, prefill=True, features=features, media=media)
-            output = self.target.forward(batch)
-            result.keep = partial(self._keep_prompt, turn, count, output)
-            if chunk.stop == len(prompt):
-                constrain(turn)
-                if turn.error is not None:
-                    raise turn.error
-                ((result.accepted, token),) = self._check([turn], output)
-                result.tokens = [token]
-                result.logprobs = self._logprobs(turn, output, result.tokens)
-            if sequence.request.prompt_logprobs:
-                assert output.features is not None
-                after, top = list(prompt[cache.length + 1 : chunk.stop + 1]), sequence.request.logprobs or 0
-                result.prompt_logprobs = prompt_logprobs(self.target, output.features, after, top, self.drafters.vocab)
-        except Exception as error:  # noqa: BLE001 - whatever it is, this request alone fails of it
-            result.error = error
-        result.took = time.perf_counter() - began
-        return result
-
-    def _keep_prompt(self, turn: Turn, count: int, output: Output, _: int) -> None:
-        sequence = turn.sequence
-        sequence.cache.commit(count)
-        self.drafters.feed(sequence, None if output.features is None else output.features[:count])
-        if sequence.cache.length == sequence.prompt_length:
-            self.drafters.announce(sequence)
-
-    def run(self, work: Round, turns: list[Turn], began: float) -> None:
-        """The host's part of a round: these turns. `began`: when deciding on it did."""
+    def run(self, work: Round, turns: list[Turn], prompts: list[Turn], began: float) -> None:
+        """The host's part of a round: these sequences, in one pass. `began`: when deciding on it did."""
         self.drafters.propose(turns)
         drafting = time.perf_counter() - began
-        for turn in turns:
-            constrain(turn)
-        sound = [turn for turn in turns if turn.error is None]
+        every = [*turns, *prompts]
+        for turn in every:
+            if turn.width:
+                constrain(turn)
+        sound = [turn for turn in every if turn.error is None]
         passed = {id(result.turn): result for result in (self._pass(sound) if sound else ())}
-        results = [passed.get(id(turn)) or failed(turn, turn.error or AssertionError()) for turn in turns]
+        results = [passed.get(id(turn)) or failed(turn, turn.error or AssertionError()) for turn in every]
         work.ended = time.perf_counter()
         took = work.ended - began
-        measured = RoundTime(len(sound), sum(turn.width for turn in sound), took - drafting)
-        if len(turns) == 1:  # what a drafter costs is known only when it drafted for one
-            measured.drafter, measured.drafted = turns[0].asked, turns[0].proposed
-            measured.drafting = drafting
         for result in results:
             result.seconds, result.took, result.drafting = took, took, drafting
-        work.results += results
-        if sound:
+        work.results += results[: len(turns)]
+        work.read += results[len(turns) :]
+        if prompts:
+            work.typical = work.typical and not turns  # what the rows of prompts took is not told from the rest
+        elif sound:
+            measured = RoundTime(len(sound), sum(turn.width for turn in sound), took - drafting)
+            if len(turns) == 1:  # what a drafter costs is known only when it drafted for one
+                measured.drafter, measured.drafted = turns[0].asked, turns[0].proposed
+                measured.drafting = drafting
             work.times.append((self.costs, measured))
 
     def _pass(self, turns: list[Turn]) -> list[Result]:
         """The target pass over all rows of all sequences, and what it gave each."""
-        work = [(turn.sequence.cache, [turn.sequence.pending, *turn.draft.tokens]) for turn in turns]
-        features = any(self.drafters.wants_features(turn.sequence) for turn in turns)
+        reading = any(turn.is_prompt for turn in turns)
         try:
-            batch = make_pass(work, last_only=False, features=features)
-            for index, turn in enumerate(turns):
-                turn.start = batch.start(index)
-            output = self.target.forward(batch)
+            with interrupts_let_through() if reading else nullcontext():  # a long prompt takes seconds
+                output = self.target.forward(self._rows(turns, reading))
         except Exception as error:  # noqa: BLE001 - nobody knows whose fault it was: find out, or end them all
             if len(turns) > 1 and self.restartable:
                 return [result for turn in turns for result in self._pass([turn])]
             return [failed(turn, error) for turn in turns]
-        return self._verify(turns, output)
+        choosing = [turn for turn in turns if turn.width]
+        verified = {id(result.turn): result for result in self._verify(choosing, output)} if choosing else {}
+        return [verified.get(id(turn)) or self._read(turn, output) for turn in turns]
+
+    def _rows(self, turns: list[Turn], reading: bool) -> Pass:
+        """The rows of a pass. Where it reads prompts, only some have logits."""
+        work = [(turn.sequence.cache, turn.tokens) for turn in turns]
+        features = any(self.drafters.wants_features(t.sequence) or t.sequence.request.prompt_logprobs for t in turns)
+        media = [turn.sequence.request.media if turn.is_prompt else None for turn in turns]
+        prefill = reading and not self.mixes
+        wanted = [1] if prefill else [turn.width for turn in turns] if reading else None
+        batch = make_pass(work, wanted=wanted, prefill=prefill, features=features, media=media if any(media) else ())
+        logits = 0
+        for index, turn in enumerate(turns):
+            turn.start, turn.first_logits = batch.start(index), logits if reading else batch.start(index)
+            logits += turn.width
+        return batch
+
+    def _read(self, turn: Turn, output: Output) -> Result:
+        """A stretch of a prompt that does not end it."""
+        result = Result(turn, [], 0, 0, partial(self._keep_prompt, turn, output), advanced=not self.restartable)
+        return self._with_logprobs(result, output)
+
+    def _keep_prompt(self, turn: Turn, output: Output, _: int) -> None:
+        """All its rows; drafters see what the target computed there."""
+        sequence = turn.sequence
+        rows = slice(turn.start, turn.start + turn.stop - sequence.cache.length)
+        sequence.cache.commit(rows.stop - rows.start)
+        self.drafters.feed(sequence, None if output.features is None else output.features[rows])
+        if sequence.cache.length == sequence.prompt_length:
+            self.drafters.announce(sequence)
 
     def _verify(self, turns: list[Turn], output: Output) -> list[Result]:
         """What each sequence emits. One that cannot go on fails alone."""
@@ -155,28 +157,35 @@ class HostExecutor:
             return [result for turn in turns for result in self._verify([turn], output)]
         results = []
         for turn, (accepted, final) in zip(turns, checked, strict=True):
-            drafts = turn.draft.tokens
-            keep = partial(self._keep, turn, output)
-            tokens = [*drafts[:accepted], final]
+            keep = partial(self._keep_prompt if turn.is_prompt else self._keep, turn, output)
+            tokens = [*turn.draft.tokens[:accepted], final]
             result = Result(turn, tokens, accepted, turn.drafted, keep, advanced=not self.restartable)
-            try:
-                result.logprobs = self._logprobs(turn, output, tokens)
-            except Exception as error:  # noqa: BLE001 - of this row alone
-                result.error = error
-            results.append(result)
+            results.append(self._with_logprobs(result, output))
         return results
 
-    def _logprobs(self, turn: Turn, output: Output, tokens: list[int]) -> list[Logprob]:
-        """Of the tokens of a round, or of the one after a prompt."""
-        top = turn.sequence.request.logprobs
-        return [] if top is None else logprobs_of(output.logits[turn.start :], tokens, top, self.drafters.vocab)
+    def _with_logprobs(self, result: Result, output: Output) -> Result:
+        """With the log probabilities that its request asks for. Where they fail, its sequence fails alone."""
+        turn, vocab = result.turn, self.drafters.vocab
+        request, cache = turn.sequence.request, turn.sequence.cache
+        try:
+            if request.logprobs is not None and result.tokens:
+                logits = output.logits[turn.first_logits :]
+                result.logprobs = logprobs_of(logits, result.tokens, request.logprobs, vocab)
+            if turn.is_prompt and request.prompt_logprobs:
+                assert output.features is not None
+                rows = output.features[turn.start : turn.start + turn.stop - cache.length]
+                after = list(request.prompt[cache.length + 1 : turn.stop + 1])
+                result.prompt_logprobs = prompt_logprobs(self.target, rows, after, request.logprobs or 0, vocab)
+        except Exception as error:  # noqa: BLE001 - of these rows alone
+            result.error = error
+        return result
 
     def _check(self, turns: list[Turn], output: Output) -> list[tuple[int, int]]:
         """Accepted drafts and the token after them: one vectorised choice for all who compare with it."""
         coupled = [turn for turn in turns if turn.sequence.request.accept == "coupled"]
         found: dict[int, tuple[int, int]] = {}
         if coupled:
-            index = [row for turn in coupled for row in range(turn.start, turn.start + turn.width)]
+            index = [turn.first_logits + row for turn in coupled for row in range(turn.width)]
             logits = output.logits if len(index) == len(output.logits) else output.logits[index]
             tokens = choose(logits, [row for turn in coupled for row in turn.rows()], self.drafters.vocab)
             offset = 0
@@ -187,7 +196,7 @@ class HostExecutor:
 
     def _reject(self, turn: Turn, output: Output) -> tuple[int, int]:
         """Rejection sampling: exact in distribution."""
-        logits = output.logits[turn.start : turn.start + turn.width]
+        logits = output.logits[turn.first_logits : turn.first_logits + turn.width]
         rows, q, vocab, bad = turn.rows(), turn.draft.probabilities, self.drafters.vocab, None
         try:
             p = probabilities(logits, rows, vocab)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from forerun.draft.protocol import Draft
 from forerun.engine.sequence import Logprob, Sequence
 from forerun.policy.costs import CostTable, RoundTime
-from forerun.policy.decision import Decision
+from forerun.policy.decision import PLAIN, Decision
 from forerun.sample.masks import Masks, Words
 from forerun.sample.row import Row
 
@@ -22,12 +22,14 @@ NOTHING = Draft([], None)
 
 @dataclass(slots=True)
 class Turn:
-    """One sequence's part in a round."""
+    """One sequence's part in a round: its pending token and drafts, or a stretch of its prompt."""
 
     sequence: Sequence
-    decision: Decision
+    decision: Decision = PLAIN
     draft: Draft = field(default_factory=lambda: NOTHING)
+    stop: int = 0  # of a prompt: its tokens that are in the cache afterwards
     start: int = 0  # its first row in the pass
+    first_logits: int = 0  # and the first of its rows among those that have logits
     shared: bool = False  # the decision was made for the whole batch
     expected: list[int] = field(default_factory=list)  # it was made ahead, and holds if these tokens come before
     unrun: list[tuple[str, list[int]]] = field(default_factory=list)  # arms and drafts of theirs that do not run
@@ -39,7 +41,22 @@ class Turn:
     error: Exception | None = None  # of its constraint: it takes no part in the pass
 
     @property
+    def is_prompt(self) -> bool:
+        return self.stop > 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """What its rows in the pass hold."""
+        sequence = self.sequence
+        if self.is_prompt:
+            return list(sequence.request.prompt[sequence.cache.length : self.stop])
+        return [sequence.pending, *self.draft.tokens]
+
+    @property
     def width(self) -> int:
+        """Rows that a token is chosen after: of a prompt the last one, once it is read."""
+        if self.is_prompt:
+            return int(self.stop == self.sequence.prompt_length)
         return 1 + len(self.draft.tokens)
 
     @property
@@ -75,14 +92,6 @@ class Turn:
 
 
 @dataclass(slots=True)
-class PromptChunk:
-    """A stretch of a prompt to read."""
-
-    sequence: Sequence
-    stop: int  # tokens of the prompt that are in the cache afterwards
-
-
-@dataclass(slots=True)
 class Result:
     """What a round gave one sequence, or what reading its prompt did. Nothing of it is emitted or kept yet."""
 
@@ -97,7 +106,6 @@ class Result:
     logprobs: list[Logprob] = field(default_factory=list)  # of the tokens, where the request asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of the prompt tokens that its rows were followed by
     error: Exception | None = None
-    prompt: bool = False  # it comes of reading a prompt
     advanced: bool = False  # the device has moved on by itself: the sequence cannot go back to before the round
 
 
@@ -106,10 +114,10 @@ class Round:
     """Who runs and how, and which prompts are read beside it; then what came of it."""
 
     turns: list[Turn]
-    chunks: list[PromptChunk]
+    prompts: list[Turn]
     began: float  # when the host began to think about it
-    results: list[Result] = field(default_factory=list)
-    prompts: list[Result] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)  # of turns
+    read: list[Result] = field(default_factory=list)  # of prompts
     times: list[tuple[CostTable, RoundTime]] = field(default_factory=list)  # what there is to learn of costs
     ended: float = 0.0  # when the executor was done with it
     typical: bool = True  # its times tell what such rounds cost: nothing was compiled or captured for it
@@ -119,7 +127,7 @@ class Round:
     @property
     def sequences(self) -> list[Sequence]:
         """All that take part."""
-        return [turn.sequence for turn in self.turns] + [chunk.sequence for chunk in self.chunks]
+        return [turn.sequence for turn in [*self.turns, *self.prompts]]
 
 
 # Asked for each turn of a round, by its number, with its tokens and how many of its drafts were real: does it go on?

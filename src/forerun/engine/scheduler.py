@@ -112,9 +112,9 @@ class Scheduler:
                     sequence.cache.park()
         return self.pool.free >= pages and self.pool.free_slots >= slots
 
-    def prefilling(self) -> Sequence | None:
-        """The oldest sequence whose prompt is not yet in the cache."""
-        return next((s for s in self.active if s.status is Status.PREFILL), None)
+    def prefilling(self) -> list[Sequence]:
+        """Sequences whose prompts are not yet in the cache, oldest first."""
+        return [s for s in self.active if s.status is Status.PREFILL]
 
     def running(self) -> list[Sequence]:
         """Sequences that take part in the next round."""

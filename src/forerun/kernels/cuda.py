@@ -41,6 +41,7 @@ class CudaKernels(TorchRows):
     """Weights in floating point."""
 
     name = "cuda"
+    one_kind_of_row = False
     joins_gates = True
 
     # Operations that are one launch, in decode passes and in prefill chunks alike.

@@ -130,8 +130,6 @@ class Chunk:
     position: int  # of its first row
     slot: int = 0  # in the recurrent state
     last: Tensor | None = None  # [1] int64: the last row that counts, where the pass is padded
-    # [rows] int64: rows of one number, if not -1, see each other in layers with a window, later ones too.
-    together: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -149,8 +147,11 @@ class PassRows:
     block_tables: Sequence[Tensor]  # by page group [sequences, pages] int32; entries past what is held name any page
     slot: Tensor  # [sequences] int32, in the recurrent state
     states: Sequence[RecurrentLayer] = ()  # by recurrent layer
-    staged: Staged | None = None  # where the one sequence of a pass too wide to record leaves its state
+    staged: Sequence[Staged | None] = ()  # by sequence: where one with too many rows to record leaves its state
     chunk: Chunk | None = None  # of a prefill pass
+    # [rows] int64: rows of one number, if not -1, see each other in layers with a window, later ones too.
+    together: Tensor | None = None
+    first: Tensor | None = None  # [sequences] int32: the first key that rows of a sequence may see; None: all may
     longest: int = 0  # tokens of the longest sequence after this pass; on a GPU tables of angles are long enough
 
     @classmethod
@@ -169,6 +170,10 @@ class PassRows:
     def table(self, layer: LayerPages) -> Tensor:
         """The block tables [sequences, pages] of a layer's pages."""
         return self.block_tables[layer.group]
+
+    def stage_of(self, sequence: int) -> Staged | None:
+        """Where a sequence with too many rows to record leaves its state."""
+        return self.staged[sequence] if self.staged else None
 
     def spans(self) -> list[tuple[int, int, int]]:
         """Sequence, first row and number of rows, for bodies that take one sequence after another."""
@@ -191,6 +196,7 @@ class Angles:
 
     cos: Tensor
     sin: Tensor
+    by_row: bool = False  # one entry for each row of the pass instead: media count positions in a way of their own
 
 
 @dataclass(slots=True)
@@ -250,6 +256,7 @@ class Kernels(Protocol):
     """
 
     name: str
+    one_kind_of_row: bool  # are rows of a prompt computed as generated ones are? Then any pass may hold both
     joins_gates: bool  # the gates of a recurrence are columns of its projection: a launch less where weights are floats
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:

@@ -53,7 +53,7 @@ def prefill_attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: L
     first = max(0, position + 1 - spec.window) // page if spec.window else 0  # pages before it may be gone
     keys, values = gather(rows.table(layer)[0], layer, end, first)
     queries = qkv[:, : layout.key_column].unflatten(1, (layout.heads, layout.size)).transpose(0, 1)
-    runs = rows.chunk.together if spec.window else None
+    runs = rows.together if spec.window else None
     if position == 0 and not spec.softcap and runs is None and (not spec.window or len(qkv) <= spec.window):
         return causal_attention(queries, keys, values, spec.scale, None).transpose(0, 1).flatten(1)
     if runs is not None:

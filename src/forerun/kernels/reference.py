@@ -24,6 +24,7 @@ class ReferenceKernels(RecurrentReference):
     """Plain torch on any device."""
 
     name = "reference"
+    one_kind_of_row = False
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> FloatMatrix:
         return self.float_matrix(as_tensor(weight), bias)
@@ -84,7 +85,9 @@ class ReferenceKernels(RecurrentReference):
         return torch.cat([cap * (row / cap).tanh() for row in logits.split(1)])
 
     def rotate(self, x: Tensor, first: int, heads: int, size: int, rows: PassRows, angles: Angles) -> None:
-        at = torch.cat([rows.position[s] + torch.arange(n, device=x.device) for s, _, n in rows.spans()])
+        at = torch.arange(len(x), device=x.device)
+        if not angles.by_row:
+            at = torch.cat([rows.position[s] + torch.arange(n, device=x.device) for s, _, n in rows.spans()])
         cos, sin = angles.cos[at][:, None], angles.sin[at][:, None]
         half = cos.shape[2]
         part = x[:, first : first + heads * size].unflatten(1, (heads, size))  # [rows, heads, size]

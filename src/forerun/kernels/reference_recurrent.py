@@ -23,8 +23,9 @@ class RecurrentReference(Composed):
     def convolve(self, x: Tensor, layout: DeltaLayout, rows: PassRows, layer: int, weight: Tensor) -> Tensor:
         out = torch.empty(len(x), layout.width, dtype=x.dtype, device=x.device)
         past = layout.window - 1
-        mine, staged = rows.states[layer], rows.staged
+        mine = rows.states[layer]
         for sequence, start, count in rows.spans():
+            staged = rows.stage_of(sequence)
             slot = int(rows.slot[sequence])
             inputs = mine.inputs[slot]
             keep = int(mine.kept[0, slot])
@@ -52,8 +53,9 @@ class RecurrentReference(Composed):
         prefill: bool,
     ) -> Tensor:
         out = torch.empty(len(mixed), layout.values, dtype=mixed.dtype, device=mixed.device)
-        mine, staged = rows.states[layer], rows.staged
+        mine = rows.states[layer]
         for sequence, start, count in rows.spans():
+            staged = rows.stage_of(sequence)
             slot = int(rows.slot[sequence])
             for row in mine.record[slot, : int(mine.kept[1, slot])]:
                 mine.state[slot] = advance(mine.state[slot], row, layout)

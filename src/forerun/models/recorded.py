@@ -86,7 +86,7 @@ class Recorded:
             plan.fill_plain(count)
         else:
             angles = self._rope.angles(batch)
-            plan.fill(batch.rows, [(angles[rope].cos, angles[rope].sin) for rope in self._ropes], batch.wanted)
+            plan.fill(batch.rows, [angles[rope] for rope in self._ropes], batch.wanted)
         self._wanted = int(plan.wanted_count[0])
         self.logits = torch.empty(self._wanted, self._columns or 0)
         self._recording.run(batch, self.logits)

@@ -22,10 +22,10 @@ LOWEST_FLOAT = "0xFFF0000000000000"  # −∞
 
 ATTEND = (
     *("tiles", "x", "xs", "out", "os", "kv_heads", "shared", "scale", "softcap", "window"),
-    *("owner", "position", "stop", "table", "table_stride", "keys", "values"),
+    *("owner", "position", "stop", "first", "table", "table_stride", "keys", "values"),
 )
 ROTATE = (
-    *("rows", "per_piece", "x", "xs", "heads", "kv_heads", "size", "half", "cos", "sin", "owner", "position"),
+    *("rows", "per_piece", "x", "xs", "heads", "kv_heads", "size", "half", "cos", "sin", "turn", "owner", "position"),
     *("table", "table_stride", "keys", "values", "page", "query_norm", "key_norm", "value_norm", "eps"),
 )
 
@@ -76,13 +76,15 @@ class Attention:
         def number(base: Value, index: Value) -> Value:
             return f.convert(f.load(base, "i32", index * 4, 4), "sext", "i64")
 
+        sequence = number(word.pointer("owner"), first)
+        earliest = number(word.pointer("first"), sequence)
         with f.loop(0, items) as each:
             item, row = f.at(room, each.index * bytes_each), first + each.index // shared
             column = (head * shared + each.index % shared) * size
             query = f.at(word.pointer("x"), row * word("xs") + column * 4)
             at = number(position, row) + 1
             begin = f.maximum(at - window, 0)
-            begin = f.select(f.compare("sgt", window, 0), begin, f.constant(0))
+            begin = f.maximum(f.select(f.compare("sgt", window, 0), begin, f.constant(0)), earliest)
             end = f.select(f.compare("sgt", window, 0), number(stop, row), at)
             f.store(query, item, QUERY, 8)
             f.store(begin, item, BEGIN, 8)
@@ -99,7 +101,6 @@ class Attention:
         with f.loop(0, items, carry=[f.constant(0)]) as each:
             each.next = [f.maximum(each.carried[0], f.load(room, "i64", each.index * bytes_each + STOP, 8))]
         last = (each.result[0] + (self.page - 1)) // self.page
-        sequence = number(word.pointer("owner"), first)
         table = f.load(word.pointer("table"), "ptr", 0, 8)
         entries = f.at(table, sequence * f.load(word.pointer("table_stride"), "i64", 0, 8) * 4)
         page_bytes = 4 * size * self.page
@@ -265,7 +266,7 @@ def write_rotation(module: Module) -> None:
     heads, kv_heads, size, half, page = (word(name) for name in ("heads", "kv_heads", "size", "half", "page"))
     null, eps = Value(f, "ptr", "null"), word.real("eps")
     both = heads + kv_heads
-    cos, sin = (f.load(word.pointer(name), "ptr", 0, 8) for name in ("cos", "sin"))
+    cos, sin, turn = (f.load(word.pointer(name), "ptr", 0, 8) for name in ("cos", "sin", "turn"))
     with f.loop(begin, f.minimum(begin + word("per_piece"), rows)) as row:
         x = f.at(word.pointer("x"), row.index * word("xs"))
         for name, start, count in (
@@ -278,7 +279,7 @@ def write_rotation(module: Module) -> None:
                 place = f.at(x, head.index * size * 4)
                 f.call("rms_row", "void", place, size, weight, eps, null, place)
         position = f.convert(f.load(word.pointer("position"), "i32", row.index * 4, 4), "sext", "i64")
-        turns = position * half * 4
+        turns = f.convert(f.load(turn, "i32", row.index * 4, 4), "sext", "i64") * half * 4
         c, s = f.at(cos, turns), f.at(sin, turns)
         with f.loop(0, both) as head:
             left = f.at(x, head.index * size * 4)

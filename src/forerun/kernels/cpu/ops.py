@@ -54,6 +54,8 @@ class Place:
 class CpuKernels(RecurrentCpu):
     """float32 activations; weights in the format they are stored in, floats rounded to blocks of 8 bits on request."""
 
+    one_kind_of_row = True
+
     def __init__(self, quantize: bool) -> None:
         self.quantize = quantize
         self.library = library()
@@ -140,7 +142,7 @@ class CpuKernels(RecurrentCpu):
         """The plan of the rows, and which of its angles these are."""
         plan = RowPlan(int(rows.query_start[-1]), len(rows.block_tables), 1)
         plan.shared = shared
-        plan.fill(rows, [] if angles is None else [(angles.cos, angles.sin)], None)
+        plan.fill(rows, [] if angles is None else [angles], None)
         self._rows.append(plan)  # type: ignore[arg-type]
         return plan, 0
 
@@ -349,6 +351,7 @@ class CpuKernels(RecurrentCpu):
         words |= {"heads": layout.heads, "kv_heads": layout.kv_heads, "size": layout.size}
         words |= {"half": self._half(angles), "page": layer.keys.shape[3]}
         words |= {"cos": plan.turns[which : which + 1].ctypes.data, "sin": plan.turns[which, 1:].ctypes.data}
+        words |= {"turn": plan.turns[which, 2:].ctypes.data}
         words |= row_words(plan, layer)
         if norms is not None:
             words |= {"query_norm": norms.queries.data_ptr(), "eps": word_of(norms.eps)}
@@ -382,7 +385,7 @@ class CpuKernels(RecurrentCpu):
         words = {"tiles": plan.tiles.ctypes.data, "x": place.address, "xs": place.stride}
         words |= {"out": target.address, "os": target.stride, "kv_heads": kv_heads, "shared": shared}
         words |= {"scale": word_of(spec.factor), "softcap": word_of(spec.softcap), "window": spec.window}
-        words |= {"stop": plan.stop.ctypes.data} | row_words(plan, layer)
+        words |= {"stop": plan.stop.ctypes.data, "first": plan.first.ctypes.data} | row_words(plan, layer)
         arguments = np.array([words.get(name, 0) for name in ATTEND], np.int64)
         function = self.library.attention(layout.size, layer.keys.shape[3])
         self._run([LoopCall(function, arguments, plan.tile_count.ctypes.data, kv_heads, 1, "attend")])

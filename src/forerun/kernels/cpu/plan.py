@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from forerun.kernels.cpu.attention import ITEMS
-from forerun.kernels.interface import PassRows
+from forerun.kernels.interface import Angles, PassRows
 
 TILE_ROWS = 16  # rows of one sequence that share the loads of keys and values
 
@@ -22,15 +22,17 @@ class RowPlan:
         self.count = np.zeros(1, np.int32)
         self.tile_count = np.zeros(1, np.int32)
         self.wanted_count = np.zeros(1, np.int32)
-        self.owner, self.position, self.stop = (np.zeros(rows, np.int32) for _ in range(3))
+        self.owner, self.position, self.stop, self.first = (np.zeros(rows, np.int32) for _ in range(4))
+        self.order = np.arange(rows, dtype=np.int32)
         self.wanted = np.zeros(rows, np.int64)
         self.tiles = np.zeros((rows, 2), np.int32)  # first row, rows
         self.tables = np.zeros((groups, 2), np.int64)  # address, entries of a sequence
-        self.turns = np.zeros((angles, 2), np.int64)  # addresses of cosines and sines
+        # Addresses of cosines, of sines, and of the entry of both that each row turns by.
+        self.turns = np.zeros((angles, 3), np.int64)
         self.shared = 1  # query heads of a key head, at most
         self._kept: list[Any] = []  # what the addresses point to
 
-    def fill(self, rows: PassRows, angles: Sequence[tuple[Tensor, Tensor]], wanted: Tensor | None) -> None:
+    def fill(self, rows: PassRows, angles: Sequence[Angles], wanted: Tensor | None) -> None:
         """Take over the rows of a pass."""
         starts, positions = rows.query_start.tolist(), rows.position.tolist()
         self.count[0] = count = starts[-1]
@@ -50,14 +52,15 @@ class RowPlan:
                 tiles += 1
         self.tile_count[0] = tiles
         np.add(self.position[:count], 1, out=self.stop[:count])
-        together = None if rows.chunk is None else rows.chunk.together
-        if together is not None:
-            self._see_each_other(together.numpy())
+        if rows.together is not None:
+            self._see_each_other(rows.together.numpy())
+        self.first[: len(positions)] = 0 if rows.first is None else rows.first.numpy()
         self._kept = [*rows.block_tables, *angles]
         for group, table in enumerate(rows.block_tables):
             self.tables[group] = table.data_ptr(), table.stride(0)
-        for index, (cos, sin) in enumerate(angles):
-            self.turns[index] = cos.data_ptr(), sin.data_ptr()
+        for index, each in enumerate(angles):
+            turn = self.order if each.by_row else self.position
+            self.turns[index] = each.cos.data_ptr(), each.sin.data_ptr(), turn.ctypes.data
         if wanted is None:
             self.wanted_count[0] = count
             self.wanted[:count] = np.arange(count)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forerun.kernels import compiled_recurrent as compiled
 from forerun.kernels.composed import Composed
-from forerun.kernels.interface import Activation, Decay, DeltaLayout, Experts, PassRows
+from forerun.kernels.interface import Activation, Decay, DeltaLayout, Experts, PassRows, Staged
 
 
 class RecurrentCpu(Composed):
@@ -16,11 +16,13 @@ class RecurrentCpu(Composed):
 
     def convolve(self, x: Tensor, layout: DeltaLayout, rows: PassRows, layer: int, weight: Tensor) -> Tensor:
         out = torch.empty(len(x), layout.width)
-        mine, staged = rows.states[layer], rows.staged
-        inputs, where = mine.inputs.numpy(), (rows.query_start.numpy(), rows.slot.numpy())
-        final = inputs[0] if staged is None else staged.inputs[layer].numpy()
-        state = inputs, mine.kept.numpy(), staged is None, final
-        compiled.convolve(x.numpy(), weight.numpy(), *where, *state, out.numpy())
+        mine = rows.states[layer]
+        inputs, slots = mine.inputs.numpy(), rows.slot.numpy()
+        for part, staged in parts_of(rows):
+            final = inputs[0] if staged is None else staged.inputs[layer].numpy()
+            state = inputs, mine.kept.numpy(), staged is None, final
+            starts = rows.query_start.numpy()[part.start : part.stop + 1]
+            compiled.convolve(x.numpy(), weight.numpy(), starts, slots[part], *state, out.numpy())
         return out
 
     def delta_rule(
@@ -38,11 +40,13 @@ class RecurrentCpu(Composed):
         prepared = np.empty((len(mixed), layout.record), np.float32)
         fading, heads = (decay.rate.numpy(), decay.bias.numpy()), (layout.key_heads, layout.key_size)
         compiled.prepare_rows(mixed.numpy(), gates.numpy(), *fading, *heads, queries, prepared)
-        mine, staged = rows.states[layer], rows.staged
-        where, matrices = (rows.query_start.numpy(), rows.slot.numpy()), mine.state.numpy()
-        final = matrices[0] if staged is None else staged.state[layer].numpy()
-        state = matrices, mine.record.numpy(), mine.kept.numpy(), staged is None, final
-        compiled.delta_rule(queries, prepared, *where, *state, out.numpy())
+        mine = rows.states[layer]
+        matrices, slots = mine.state.numpy(), rows.slot.numpy()
+        for part, staged in parts_of(rows):
+            final = matrices[0] if staged is None else staged.state[layer].numpy()
+            state = matrices, mine.record.numpy(), mine.kept.numpy(), staged is None, final
+            starts = rows.query_start.numpy()[part.start : part.stop + 1]
+            compiled.delta_rule(queries, prepared, starts, slots[part], *state, out.numpy())
         return out
 
     def gated_norm(self, x: Tensor, gate: Tensor, first: int, weight: Tensor, eps: float) -> Tensor:
@@ -68,3 +72,11 @@ class RecurrentCpu(Composed):
             part = self.linear(inner, expert.down, prefill)
             compiled.add_rows(part.numpy(), rows, factors[rows, places], target)
         return out
+
+
+def parts_of(rows: PassRows) -> list[tuple[slice, Staged | None]]:
+    """The sequences of a pass: those whose rows are recorded side by side, each that leaves its state aside alone."""
+    count = len(rows.slot)
+    if not rows.staged:
+        return [(slice(0, count), None)]
+    return [(slice(index, index + 1), staged) for index, staged in enumerate(rows.staged)]

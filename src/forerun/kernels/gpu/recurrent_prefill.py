@@ -53,5 +53,6 @@ def prepare(
 
 
 def _staging(rows: PassRows) -> tuple[Chunk, Staged]:
-    assert rows.chunk is not None and rows.staged is not None, "state of a prefill pass is staged"
-    return rows.chunk, rows.staged
+    staged = rows.stage_of(0)
+    assert rows.chunk is not None and staged is not None, "state of a prefill pass is staged"
+    return rows.chunk, staged

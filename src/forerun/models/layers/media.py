@@ -72,7 +72,7 @@ class PromptMedia:
 
 @dataclass(slots=True)
 class MediaRows:
-    """What media mean for the rows of one prefill pass."""
+    """What media mean for the rows of one pass."""
 
     index: Tensor | None  # [n] int64: rows that media take the place of
     embeddings: Tensor | None  # [n, hidden]
@@ -88,3 +88,31 @@ class MediaRows:
     def text(self, tokens: Tensor, padding: int) -> Tensor:
         """Tokens [rows] of a pass; in the place of media, padding."""
         return tokens if self.index is None else tokens.index_fill(0, self.index, padding)
+
+
+def media_of_pass(parts: Sequence[tuple[PromptMedia | None, int, int]], device: torch.device) -> MediaRows | None:
+    """What media mean for the rows of all sequences of a pass: of each its media, first token and the one behind."""
+    if all(media is None for media, _, _ in parts):
+        return None
+    counted = any(media is not None and media.positions is not None for media, _, _ in parts)
+    index, embeddings, together, positions = [], [], [], []
+    first = runs = 0
+    for media, start, stop in parts:
+        found = PromptMedia(()).between(start, stop, device) if media is None else media.between(start, stop, device)
+        if found.index is not None and found.embeddings is not None:
+            index.append(found.index + first)
+            embeddings.append(found.embeddings)
+        alone = torch.full((stop - start,), -1, device=device)
+        numbers = alone if found.together is None else found.together
+        together.append(torch.where(numbers < 0, -1, numbers + runs))
+        if counted:
+            usual = torch.arange(start, stop, device=device).expand(3, -1)
+            positions.append(usual if found.positions is None else found.positions)
+        first, runs = first + stop - start, runs + (0 if media is None else len(media.runs))
+    beside = torch.cat(together)
+    return MediaRows(
+        torch.cat(index) if index else None,
+        torch.cat(embeddings) if embeddings else None,
+        beside if bool((beside >= 0).any()) else None,
+        torch.cat(positions, dim=1) if counted else None,
+    )

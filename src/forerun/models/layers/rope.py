@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import Angles
+from forerun.kernels.interface import Angles, Chunk
 from forerun.models.layers.rows import Pass
 from forerun.weights.config_reader import ConfigReader
 
@@ -191,22 +191,30 @@ class Rope:
     def angles(self, batch: Pass) -> Angles:
         """Of all positions: each row of a pass finds its own. For a device `reserve` must have filled the table."""
         positions = None if batch.media is None else batch.media.positions
-        if positions is not None and self.axis is not None:
-            assert batch.rows.chunk is not None
-            return self._of_rows(positions, self.axis, batch.rows.chunk.position)
         self._fill(batch.rows.longest)
+        if positions is not None and self.axis is not None:
+            return self._of_rows(positions, self.axis, batch.rows.chunk)
         return Angles(self.cos, self.sin)
 
     def placeholder(self) -> Angles:
         """Of no positions."""
         return Angles(self.cos[:0], self.sin[:0])
 
-    def _of_rows(self, positions: Tensor, axis: Tensor, first: int) -> Angles:
-        """A table for rows `first` and following of one sequence: time, height and width of each [3, rows]."""
-        turned = positions.float()[axis].T * self.inverse  # [rows, columns / 2]
-        before = self.inverse.new_zeros(first, len(axis))  # of rows that nobody asks for
-        tables = (torch.cat([before, each * self.amplitude]) for each in (turned.cos(), turned.sin()))
-        return Angles(*tables)
+    def _of_rows(self, positions: Tensor, axis: Tensor, chunk: Chunk | None) -> Angles:
+        """Of the rows of a pass by time, height and width of each [3, rows]: entries of the table, so that a row that
+        counts them alike has the bits of any other. A prefill pass finds its rows by their position.
+        """
+        if not self.fixed:
+            self._fill(int(positions.max()) + 1)  # a row of a picture may stand higher than its index
+        turned = (
+            positions[axis].T.contiguous(),
+            torch.arange(len(axis), device=axis.device),
+        )  # [rows, columns / 2], [columns / 2]
+        cos, sin = self.cos[turned], self.sin[turned]
+        if chunk is None:
+            return Angles(cos, sin, by_row=True)
+        before = self.inverse.new_zeros(chunk.position, len(axis))  # of rows that are not in the pass
+        return Angles(torch.cat([before, cos]), torch.cat([before, sin]))
 
     def reserve(self, positions: int) -> None:
         """Fill the table up to `positions` now: a captured graph cannot make it grow, and wants it where it is."""
@@ -216,8 +224,10 @@ class Rope:
     def _fill(self, positions: int) -> None:
         if positions > len(self.cos):
             assert not self.fixed, "graphs may read the table where it is"
-            # Doubling keeps growth rare; an entry does not depend on the table's length.
-            angles = torch.arange(max(2 * len(self.cos), positions, 512), device=self.inverse.device)
+            # Doubling keeps growth rare. An entry does not depend on the table's length where that is a multiple of
+            # what a vectorised cosine takes at once.
+            room = max(2 * len(self.cos), positions + -positions % 512)
+            angles = torch.arange(room, device=self.inverse.device)
             turned = angles.float()[:, None] * self.inverse
             self.cos, self.sin = turned.cos() * self.amplitude, turned.sin() * self.amplitude
 

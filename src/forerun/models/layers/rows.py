@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Protocol
@@ -13,14 +14,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from forerun.cache.pages import SequenceCache
 from forerun.kernels.interface import Chunk, LayerPages, PassRows
-from forerun.models.layers.media import MediaRows, PromptMedia
+from forerun.models.layers.media import MediaRows, PromptMedia, media_of_pass
 
 Work = list[tuple[SequenceCache, list[int]]]  # tokens to feed to each sequence
 
 
 @dataclass(slots=True)
 class Pass:
-    """All rows of one pass: a decode round of many sequences, or one prefill chunk of one sequence."""
+    """All rows of one pass: those of decode rounds and of prompts, of many sequences. Bodies whose prompt rows are of
+    another kind take a stretch of one prompt alone (`prefill`).
+    """
 
     tokens: Tensor  # [rows] int64
     rows: PassRows
@@ -28,7 +31,7 @@ class Pass:
     wanted: Tensor | None  # rows whose logits are needed, [n] int64; None = all
     prefill: bool
     features: bool = False  # does a drafter want to see inside?
-    media: MediaRows | None = None  # what takes the place of some tokens of a prefill chunk
+    media: MediaRows | None = None  # what takes the place of some tokens of prompts
 
     def start(self, index: int) -> int:
         """The first row of sequence number `index`."""
@@ -41,24 +44,38 @@ class Pass:
 
 
 def make_pass(
-    work: Work, *, last_only: bool, prefill: bool = False, features: bool = False, media: PromptMedia | None = None
+    work: Work,
+    *,
+    last_only: bool = False,
+    wanted: Sequence[int] | None = None,
+    prefill: bool = False,
+    features: bool = False,
+    media: Sequence[PromptMedia | None] = (),
 ) -> Pass:
-    """Tokens to feed to each sequence, as one pass. `last_only`: logits after the last token of each sequence."""
+    """Tokens to feed to each sequence, as one pass. Logits are wanted of all rows, or after the last token of each
+    sequence (`last_only`), or of its last `wanted` rows. `media`: of each sequence, where any has some.
+    """
     pool = work[0][0].pool
     assert len(work) == 1 or not prefill
     staged = [cache.begin(len(mine), prefill) for cache, mine in work]
-    assert len(work) == 1 or not any(staged), "only a sequence alone may have more rows than are recorded"
     rows, tokens, last = (_uniform_rows if pool.on_device else _ragged_rows)(work)
     rows.states = () if pool.states is None else pool.states.layers
-    rows.staged = staged[0]
-    seen = None
+    rows.staged = staged if any(staged) else ()
     if prefill:
-        cache, mine = work[0]
-        rows.chunk = Chunk(cache.length, cache.slot or 0)
-        if media is not None:
-            seen = media.between(cache.length, cache.length + len(mine), pool.device)
-            rows.chunk.together = seen.together
-    return Pass(tokens, rows, pool.layers, last if last_only else None, prefill, features, seen)
+        rows.chunk = Chunk(work[0][0].length, work[0][0].slot or 0)
+    seen = None
+    if media:
+        spans = [(cache.length, cache.length + len(mine)) for cache, mine in work]
+        seen = media_of_pass([(own, *span) for own, span in zip(media, spans, strict=True)], pool.device)
+    if seen is not None:
+        assert not pool.on_device or len(work) == 1, "rows of media are not padded"
+        rows.together = seen.together
+    chosen = last if last_only else None
+    if wanted is not None:
+        ends = (last + 1).tolist()
+        numbers = [row for end, count in zip(ends, wanted, strict=True) for row in range(end - count, end)]
+        chosen = torch.tensor(numbers, dtype=torch.int64, device=pool.device)
+    return Pass(tokens, rows, pool.layers, chosen, prefill, features, seen)
 
 
 def _ragged_rows(work: Work) -> tuple[PassRows, Tensor, Tensor]:
