@@ -132,6 +132,28 @@ class Chunk:
     last: Tensor | None = None  # [1] int64: the last row that counts, where the pass is padded
 
 
+CHUNK_ROWS = 64  # rows of a prompt that a GPU computes together, and a recurrence cuts at: borders from position 0 on
+
+
+@dataclass(slots=True)
+class RowTables:
+    """Whose the rows of a pass on a GPU are, in tensors that captured graphs read: nothing is found by dividing.
+
+    An owner is a line of `PassRows.block_tables`, `PassRows.slot` and `PassRows.first`. Rows that pad a pass belong to an
+    owner whose pages are all spare, at position 0, and to no turn or chunk: what comes out of them is of no use. Entries
+    of the three tables that are not in use have 0 rows or chunks.
+    """
+
+    owner: Tensor  # [rows] int32
+    at: Tensor  # [rows] int32: positions
+    turns: Tensor  # [turns, 3] int32: first row, rows (up to `WIDEST`) and owner, of rows that are being generated
+    chunks: Tensor  # [chunks, 3] int32: first row, rows (up to `CHUNK_ROWS`) and owner, of rows of prompts
+    stretches: Tensor  # [stretches, 3] int32: first chunk, chunks and owner: chunks of one prompt in order
+    # [rows, 2] int32: first and last position of the picture that a row is part of (1, 0: none). In layers with a window
+    # all rows of a picture see each other.
+    pictures: Tensor | None = None
+
+
 @dataclass(slots=True)
 class PassRows:
     """Where the rows of a pass belong: those of a sequence follow each other, one sequence after another.
@@ -153,6 +175,7 @@ class PassRows:
     together: Tensor | None = None
     first: Tensor | None = None  # [sequences] int32: the first key that rows of a sequence may see; None: all may
     longest: int = 0  # tokens of the longest sequence after this pass; on a GPU tables of angles are long enough
+    tables: RowTables | None = None  # on a GPU
 
     @classmethod
     def uniform(
