@@ -47,7 +47,8 @@ def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.kernels.gpu import attention
 
     if not torch.cuda.is_available():
-        monkeypatch.setattr(attention, "splits", lambda layout: 2)
+        monkeypatch.setattr(attention, "PROGRAMS", 1)
+        monkeypatch.setattr(attention, "LEAST_SPLITS", 2)
 
 
 @pytest.fixture(scope="session")

@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from forerun.cache.pages import PagePool
+from forerun.cache.pages import NO_PARTS, PagePool, Parts
 from forerun.draft.lookup import Lookup
 from forerun.draft.model import ModelDrafter
-from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.draft.protocol import Draft, Drafter, RowDrafter, Want
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence as Running
 from forerun.engine.sequence import Status
 from forerun.models.families import build
 from forerun.models.layers.decoder import Decoder
-from forerun.models.layers.media import PromptMedia
 from forerun.progress import NullProgress
 from forerun.sample.parameters import SamplingParams
 from forerun.weights.checkpoint import open_checkpoint
@@ -56,16 +55,23 @@ def decoder(folder: Path, quantize: bool) -> Decoder:
     return build(open_checkpoint(folder), CpuKernels(quantize), CPU, torch.float32, NullProgress())
 
 
-def pool_for(model: Decoder, pages: int = 400) -> PagePool:
-    return PagePool.for_model(model.config, pages, PAGE, torch.float32, CPU, slots=6)
+def pool_for(model: Decoder, pages: int = 400, parts: Parts = NO_PARTS) -> PagePool:
+    return PagePool.for_model(model.config, pages, PAGE, torch.float32, CPU, slots=6, parts=parts)
 
 
-def engine(model: Decoder, *, draft_model: Decoder | None = None, pages: int = 400, **options: Any) -> Engine:
-    drafters: dict[str, Drafter] = {"lookup": Lookup()}
-    if draft_model is not None:
-        drafters["model"] = ModelDrafter(draft_model, pool_for(draft_model), VOCAB, CHUNK)
-    settings = {"vocab": VOCAB, "context": CONTEXT, "chunk": CHUNK, **options}
-    return Engine(model, pool_for(model, pages), drafters, **settings)
+def engine(
+    model: Decoder,
+    *,
+    draft_model: Decoder | None = None,
+    beside: Sequence[RowDrafter] = (),
+    pages: int = 400,
+    **options: Any,
+) -> Engine:
+    """`beside`: row drafters."""
+    rows = [*beside, *([] if draft_model is None else [ModelDrafter(draft_model, VOCAB)])]
+    drafters: dict[str, Drafter] = {"lookup": Lookup(), **{drafter.name: drafter for drafter in rows}}
+    pool = pool_for(model, pages, {drafter.name: drafter.specs for drafter in rows})
+    return Engine(model, pool, drafters, **{"vocab": VOCAB, "context": CONTEXT, "chunk": CHUNK, **options})
 
 
 def request(prompt: Sequence[int], *, max_tokens: int | None = 40, draft: str = "off", **options: Any) -> Request:
@@ -99,23 +105,15 @@ def run(engine: Engine, *requests: Request, warned: bool = False) -> list[Runnin
 class Scripted:
     """A drafter that proposes what a function of the text so far says."""
 
-    wants_features = False
-
     def __init__(self, script: Any, name: str = "lookup") -> None:
         self.name, self.script = name, script
         self.texts: dict[int, list[int]] = {}
 
-    def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:
+    def open(self, sequence_id: int, tokens: list[int]) -> None:
         self.texts[sequence_id] = list(tokens)
-
-    def open_late(self, sequence_id: int, pending: int) -> None:
-        self.open(sequence_id, [pending])
 
     def observe(self, sequence_id: int, tokens: list[int]) -> None:
         self.texts[sequence_id] += tokens
-
-    def feed(self, sequence_id: int, features: torch.Tensor) -> None:
-        raise AssertionError("nobody asked for features")
 
     def propose(self, wants: list[Want]) -> list[Draft]:
         return [Draft(list(self.script(self.texts[want.sequence_id], want.depth))) for want in wants]
@@ -125,9 +123,6 @@ class Scripted:
 
     def peek(self, sequence_id: int, depth: int) -> list[int]:
         return []
-
-    def device_half(self, slots: object, capture: object) -> None:
-        return None
 
     def close(self, sequence_id: int) -> None:
         self.texts.pop(sequence_id, None)

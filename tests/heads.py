@@ -17,7 +17,7 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.draft.head import build_head
 from forerun.draft.mtp import MtpDrafter
 from forerun.engine.engine import Engine
-from forerun.kernels.interface import AttentionSpec
+from forerun.engine.plan import Plan, Ticket
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import make_pass
 from forerun.sample.choose import probabilities
@@ -146,11 +146,13 @@ def twin(
     tokens: Tensor,
     before: TwinPass | None = None,
     positions: Tensor | None = None,
+    begin: int = 1,
 ) -> TwinPass:
     """The head in plain torch. Slot s: `hidden[s]` (fused features, or an output of the head) and the token at s + 1.
 
-    Alone: all slots of a text at once. With `before`, rows are first guesses after it: row r sits at `positions[r]` and
-    sees the slots of `before` under its position, and itself.
+    Alone: all slots of a text at once. With `before`, rows are first guesses after it: row r sits at slot
+    `positions[r]` and sees the slots of `before` under it, and itself. `begin`: where the token of slot 0 stands in the
+    text, whose position turns its keys.
     """
 
     def linear(x: Tensor, name: str) -> Tensor:
@@ -169,8 +171,8 @@ def twin(
     ]
     x = linear(torch.cat(pair, dim=1), "mtp.fc")
     normed = norm(x, weights[BLOCK + "input_layernorm.weight"], shape.eps)
-    queries = rotate(heads(normed, "q", shape.heads), slots, shape.theta)
-    keys = rotate(heads(normed, "k", shape.kv_heads), slots, shape.theta)
+    queries = rotate(heads(normed, "q", shape.heads), slots + begin, shape.theta)
+    keys = rotate(heads(normed, "k", shape.kv_heads), slots + begin, shape.theta)
     values = heads(normed, "v", shape.kv_heads)
     seen_keys, seen_values, visible = keys, values, torch.ones(count, count).tril().bool()
     if before is not None:
@@ -225,14 +227,11 @@ def train_head(model: Decoder, texts: list[list[int]], shape: HeadShape, steps: 
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
-def mtp_engine(model: Decoder, folder: Path, *, head_pages: int = 400, **options: Any) -> Engine:
+def mtp_engine(model: Decoder, folder: Path, **options: Any) -> Engine:
     """An engine whose target has a head."""
     head = build_head(read_head(folder), model, VOCAB)
     model.taps = head.taps
-    machine = engine(model, **options)
-    pool = PagePool([AttentionSpec(head.layout)], head_pages, PAGE, torch.float32, CPU)
-    machine.drafters.by_name["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
-    return machine
+    return engine(model, beside=[MtpDrafter(head, VOCAB)], **options)
 
 
 @torch.inference_mode()
@@ -267,6 +266,20 @@ def prompts(count: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(5)
     lengths = [3, CHUNK, 2 * CHUNK + 5, CHUNK + 1, 1, 3 * CHUNK, 7, 2 * CHUNK - 1][:count]
     return [torch.randint(4, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+def drafts_of(machine: Engine) -> list[tuple[list[int], list[int]]]:
+    """Grows by the text so far and the drafts after it, with every draft that is made."""
+    made: list[tuple[list[int], list[int]]] = []
+    usual = machine.runner.start
+
+    def start(plan: Plan) -> Ticket:
+        ticket = usual(plan)
+        made.extend((turn.sequence.tokens[:], turn.draft.tokens) for turn in plan.generating if turn.draft.tokens)
+        return ticket
+
+    machine.runner.start = start  # type: ignore[method-assign]
+    return made
 
 
 def drafter_of(machine: Engine) -> MtpDrafter:

@@ -16,9 +16,17 @@ def mend_the_interpreter() -> None:
     from triton import language
     from triton.runtime import interpreter
 
+    def numbers(x: Any) -> Any:
+        if x.dtype.scalar == language.bfloat16:
+            return (x.data.astype(np.uint32) << 16).view(np.float32)
+        return x.data
+
     def create_dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
-        """With BLAS the bits of a row depend on the rows beside it on many CPUs; here every row is summed in order."""
-        left, right = (np.ascontiguousarray(x.data, dtype=d.data.dtype) for x in (a, b))
+        """With BLAS the bits of a row depend on the rows beside it on many CPUs; here every row is summed in order.
+
+        It also takes bfloat16, which numpy lacks, as the numbers that its 16 bits stand for.
+        """
+        left, right = (np.ascontiguousarray(numbers(x), dtype=d.data.dtype) for x in (a, b))
         products = left[:, :, None] * right  # [rows, inner, columns]
         return interpreter.TensorHandle(np.add.reduce(products, axis=1) + d.data, d.dtype.scalar)
 

@@ -43,7 +43,7 @@ def last_logits(model: Decoder, prompt: MediaPrompt) -> Tensor:
     cache.grow(len(prompt.ids))
     while start < len(prompt.ids):
         stop = prompt.media.border(min(len(prompt.ids), (start // CHUNK + 1) * CHUNK))
-        batch = make_pass([(cache, prompt.ids[start:stop])], last_only=True, prefill=True, media=[prompt.media])
+        batch = make_pass([(cache, prompt.ids[start:stop])], last_only=True, prompt=True, media=[prompt.media])
         logits = model.forward(batch).logits[-1].clone()
         cache.commit(stop - start)
         start = stop
@@ -82,8 +82,8 @@ def check_right_drafts(machine: Engine, prompt: MediaPrompt, plain: list[int], t
         return right if known % 3 else [*right[:1], 77]
 
     before = machine.drafters.by_name["lookup"]
-    machine.drafters.by_name["lookup"] = Scripted(script)
+    machine.drafters.texts["lookup"] = Scripted(script)
     drafted = run(machine, asked(prompt, temperature, "lookup", 4))[0]
-    machine.drafters.by_name["lookup"] = before
+    machine.drafters.texts["lookup"] = before
     assert drafted.answer == plain
     assert drafted.counters.accepted >= len(plain) // 2

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
-from forerun.kernels.interface import Chunk, PassRows, RecurrentLayer, Staged
+from forerun.kernels.interface import PassRows, RecurrentLayer, RowTables, Staged
 
 
 def ragged(
@@ -32,9 +33,21 @@ def one_sequence(rows: PassRows, sequence: int, offset: int = 0, count: int | No
     count = every - offset if count is None else count
     here = slice(sequence, sequence + 1)
     tables = [table[here] for table in rows.block_tables]
-    alone = PassRows.uniform(count, rows.position[here] + offset, tables, rows.slot[here], rows.states)
-    alone.chunk = Chunk(int(alone.position[0]))
-    return alone
+    return PassRows.uniform(count, rows.position[here] + offset, tables, rows.slot[here], rows.states)
+
+
+def tabled(
+    turns: Sequence[tuple[int, int, int]],
+    prompts: Sequence[tuple[int, int, int]],
+    pages: Tensor,
+    rows: int = 0,
+    spare: int = 0,
+    entries: tuple[int, int, int] = (0, 0, 0),
+) -> PassRows:
+    """A pass of a GPU over owners with the block table `pages` [owners, pages]; the rest as in `RowTables.of`."""
+    tables = RowTables.of(turns, prompts, pages.device, rows, spare, entries)
+    owners = torch.zeros(len(pages), dtype=torch.int32, device=pages.device)
+    return PassRows(torch.zeros(1, dtype=torch.int32), 0, owners, [pages], owners, tables=tables)
 
 
 def recurrent(
@@ -44,6 +57,6 @@ def recurrent(
     counts, slots = [count for _, count in work], [slot for slot, _ in work]
     rows = ragged(counts, [0] * len(work), [[0]] * len(work), device)
     rows.slot = torch.tensor(slots, dtype=torch.int32, device=device)
-    rows.states, rows.chunk = states, Chunk(0, slots[0])
+    rows.states = states
     rows.staged = () if staged is None else [staged]
     return rows

@@ -16,7 +16,7 @@ TOKENS = 250  # that texts are made of: any vocabulary has them
 def check_row_bits(
     target: Target, pool: PagePool, lengths: tuple[int, int], batches: Sequence[int], widths: Sequence[int]
 ) -> None:
-    """Two texts of the given lengths take turns in the lanes of a batch; each is gone on with one row at a time first.
+    """Two texts of the given lengths take turns in the places of a batch; each is gone on with one row at a time first.
 
     The pool has room for the largest batch and one more.
     """
@@ -26,7 +26,7 @@ def check_row_bits(
     def start(kind: int) -> SequenceCache:
         cache = SequenceCache(pool)
         cache.grow(len(texts[kind]) + max(widths))
-        target.forward(make_pass([(cache, texts[kind])], last_only=True, prefill=True))
+        target.forward(make_pass([(cache, texts[kind])], last_only=True, prompt=True))
         cache.commit(len(texts[kind]))
         return cache
 
@@ -47,8 +47,8 @@ def check_row_bits(
             logits = target.forward(make_pass(work, last_only=False)).logits.view(batch, width, -1)
             for cache in caches[:batch]:
                 cache.commit(0)
-            for lane in range(batch):
-                same = logits[lane] == alone[lane % 2][:width]
-                assert bool(same.all()), f"batch {batch}, width {width}, lane {lane}: {int((~same).sum())} differ"
+            for place in range(batch):
+                same = logits[place] == alone[place % 2][:width]
+                assert bool(same.all()), f"batch {batch}, width {width}, place {place}: {int((~same).sum())} differ"
     for cache in caches:
         cache.release()

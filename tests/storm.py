@@ -16,10 +16,11 @@ import torch
 from engines import VOCAB, NoText, finish, request
 from rules import Breaking, ByRule, Rule
 
+from forerun.draft.protocol import is_row_drafter
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence, Status
-from forerun.models.layers.rows import Target
+from forerun.models.layers.rows import Pass, Target
 
 FILTERS: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 20, "min_p": 0.05}, {"top_k": 5}]
 EDITS: list[dict[str, Any]] = [
@@ -113,7 +114,13 @@ class Storm:
 
     def _let_break(self, drafter: Any) -> None:
         """Its methods fail when their turn comes; real ones, so that whatever knows the class goes on working."""
-        for name in ("open", "observe", "feed", "ready", "close", "propose"):
+        if is_row_drafter(drafter) and self.engine.pool.on_device:
+            return  # captured graphs run them
+        if is_row_drafter(drafter):
+            for name in ("follow", "step"):
+                setattr(drafter, name, self._breaking_rows(drafter.name, name, getattr(drafter, name)))
+            return
+        for name in ("open", "observe", "ready", "close", "propose"):
             setattr(drafter, name, self._breaking(drafter.name, name, getattr(drafter, name)))
 
     def _breaking(self, arm: str, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,12 +138,34 @@ class Storm:
 
         return method
 
-    def _is_due(self, id: int, name: str) -> bool:
+    def _breaking_rows(self, arm: str, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """It fails for all whose rows stand in one pass, again and again: who it was must be found out."""
+
+        def method(*given: Any) -> Any:
+            batch = next(each for each in given if isinstance(each, Pass))
+            due = [id for id in self._whose(batch) if self._is_due(id, name, for_good=True)]
+            if not due:
+                return usual(*given)
+            for id in due:
+                self.hit[id].add(arm)
+            self.seen[f"fault in {name}"] += 1
+            raise Broken(f"{name} of {arm}")
+
+        return method
+
+    def _whose(self, batch: Pass) -> list[int]:
+        """The sequences whose rows these are, by the first page of each."""
+        whole = next(number for number, group in enumerate(self.engine.pool.groups) if not group.window)
+        running = [visit.sequence for visit in self.live if visit.sequence is not None]
+        owner = {s.cache.blocks[whole][0]: s.id for s in running if s.cache.blocks[whole]}
+        return [owner[page] for page in batch.rows.block_tables[whole][:, 0].tolist()]
+
+    def _is_due(self, id: int, name: str, for_good: bool = False) -> bool:
         fault, spared = self.faults.get(id, ("", 0))
         if fault != name:
             return False
         self.faults[id] = (fault, spared - 1)
-        return spared == 0
+        return spared == 0 or (for_good and spared < 0)
 
     def break_passes(self, errors: dict[int, Exception]) -> None:
         """The n-th pass of the target raises."""
@@ -212,7 +241,8 @@ class Storm:
             self.live.remove(visit)
 
     def compare(self, alone: Engine) -> None:
-        """Every answer with the one the same request gets alone."""
+        """Every answer with the one the same request gets alone, read from its first token on."""
+        alone.pool.prefix.enabled = False
         for visit in self.visits:
             sequence = visit.sequence
             assert sequence is not None
@@ -237,8 +267,8 @@ class Storm:
 
 
 def target_of(engine: Engine) -> Target:
-    """What runs the passes of the host's rounds and of prompts."""
-    return engine.executor.target
+    """What runs the passes."""
+    return engine.runner.target
 
 
 def plain_answer(engine: Engine, visit: Visit, sequence: Sequence) -> Sequence:

@@ -19,8 +19,10 @@ from forerun.engine.engine import Engine
 from forerun.engine.plan import Turn
 from forerun.engine.sequence import Sequence
 from forerun.models.layers.decoder import Decoder
-from forerun.policy.controller import Controller
-from forerun.policy.decision import Decision
+from forerun.policy.costs import Shape
+from forerun.policy.decision import PLAIN, Decision
+from forerun.policy.policy import Policy
+from forerun.policy.records import Ask
 
 LOOP = [5, 6, 7, 8, 9, 10, 11, 12]
 FAVOURITES = {20: 9.0, 21: 9.0}  # a random model repeats itself when it samples from few
@@ -42,9 +44,11 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[Decision]]]
     seen: list[list[Decision]] = []
     propose = Drafters.propose
 
-    def spy(drafters: Drafters, turns: list[Turn]) -> None:
-        seen.append([turn.decision for turn in turns])
-        propose(drafters, turns)
+    def spy(drafters: Drafters, turns: list[Turn]) -> list[Turn]:
+        generating = [turn.decision for turn in turns if not turn.is_prompt]
+        if generating:
+            seen.append(generating)
+        return propose(drafters, turns)
 
     monkeypatch.setattr(Drafters, "propose", spy)
     return seen
@@ -78,11 +82,12 @@ def test_a_batch_gives_the_same_tokens_within_its_rows(machine: Engine, decision
 def test_a_batch_drafts_less_when_rows_are_dear(target: Decoder, decisions: list[list[Decision]]) -> None:
     """Passes that cost as much per row in a batch: alone it drafts, among eight it does not."""
     machine = engine(target, draft_model=target)
-    for rows in range(1, 17):
-        for _ in range(200):
-            machine.costs.learn("model", rows - 1, rows, 1e-6, 1.0)
+    for _ in range(200):
+        for rows in (1, 2, 3, 4, 6, 8, 12, 16):
+            drafts = (("model", rows - 1, 1),) if rows > 1 else ()
+            machine.costs.learn(Shape(1, rows, drafts), 1.0, {"model": 1e-6} if drafts else {})
             for sequences in (2, 4, 8):
-                machine.costs.learn(None, 0, sequences * rows, 0.0, float(sequences * rows), sequences=sequences)
+                machine.costs.learn(Shape(sequences, sequences * rows), float(sequences * rows))
     run(machine, request(LOOP, draft="auto", max_tokens=40))
     assert max(decision.depth for mine in decisions for decision in mine) >= 4
     decisions.clear()
@@ -94,16 +99,15 @@ def test_a_batch_drafts_less_when_rows_are_dear(target: Decoder, decisions: list
 
 def test_a_long_match_is_an_arm_of_its_own(machine: Engine) -> None:
     sequence = machine.submit(request(LOOP * 3, draft="auto"), _Nobody())
-    assert isinstance(sequence.policy, Controller)
 
     def usable(sequence: Sequence) -> dict[str, bool]:
         return {arm: bool(most) for arm, most in machine.drafters.available(sequence).items()}
 
-    assert usable(sequence) == {"model": True, "lookup": False, LONG_LOOKUP.name: True}
+    assert usable(sequence) == {"lookup": False, LONG_LOOKUP.name: True}
     short = machine.submit(request([*LOOP, *LOOP[: LONG_LOOKUP.evidence - 1]], draft="auto"), _Nobody())
-    assert usable(short) == {"model": True, "lookup": True, LONG_LOOKUP.name: False}
+    assert usable(short) == {"lookup": True, LONG_LOOKUP.name: False}
     none = machine.submit(request(LOOP, draft="auto"), _Nobody())
-    assert usable(none) == {"model": True, "lookup": False, LONG_LOOKUP.name: False}
+    assert usable(none) == {"lookup": False, LONG_LOOKUP.name: False}
     for one in (sequence, short, none):
         machine.release(one)
 
@@ -121,20 +125,23 @@ def test_rejection_decides_before_it_sees_the_drafts(
 ) -> None:
     """With arms and depths changing from round to round, the distribution is still the target's."""
     machine = engine(target, draft_model=target)
-    machine.drafters.by_name["lookup"] = Scripted(lambda text, depth: [20, 21, 20][:depth])
+    machine.drafters.texts["lookup"] = Scripted(lambda text, depth: [20, 21, 20][:depth])
     bias = {20: 9.0, 21: 9.0, 22: 9.0}
     settings: dict[str, Any] = {"temperature": 1.3, "top_k": 3, "accept": "rejection", "logit_bias": bias}
     prompt, length, seeds = LOOP * 2, 4, 800
     choices = iter(range(10**9))
 
-    def unsteady(self: Controller, limit: int, available: dict[str, bool], others: int = 0) -> Decision:
+    def unsteady(policy: Policy, asks: list[Ask]) -> list[Decision]:
         """Any rule that looks at the text so far alone must do; this one changes all the time."""
-        usable = [arm for arm in self.arms if available.get(arm, True)]
-        number = next(choices)
-        return Decision(usable[number % len(usable)], min(limit, 1 + number % 3)) if limit > 0 else Decision(None, 0)
+        found = []
+        for ask in asks:
+            usable = ["model", *(arm for arm, most in (ask.available or {}).items() if most)]
+            number = next(choices)
+            deep = Decision(usable[number % len(usable)], min(ask.limit, 1 + number % 3))
+            found.append(deep if ask.limit > 0 else PLAIN)
+        return found
 
-    monkeypatch.setattr(Controller, "decide", unsteady)
-    monkeypatch.setattr("forerun.engine.engine.cut_drafts", lambda wishes, *_: [wish for _, wish in wishes])
+    monkeypatch.setattr(Policy, "decide", unsteady)
     wanted = [request(prompt, max_tokens=length, seed=n, draft="auto", **settings) for n in range(seeds)]
     answers = [answer for n in range(0, seeds, 50) for answer in run(machine, *wanted[n : n + 50])]
     assert not any(answer.warnings for answer in answers)
@@ -155,7 +162,7 @@ def test_costs_are_kept_between_loads(tmp_path: Path, monkeypatch: pytest.Monkey
     assert answer.seconds_saved is not None
     second = forerun.load(str(folder))
     assert second.engine.costs.remembers and (1, 1) in second.engine.costs.proportions().passes
-    assert not second.engine.costs.plain_measured  # seconds are measured anew
+    assert not second.engine.costs.known  # seconds are measured anew
     assert forerun.generate(second, "hello " * 30, max_tokens=40).tokens == answer.tokens
 
 

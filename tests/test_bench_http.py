@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from forerun.bench import http_load
+from forerun.bench import load
 from forerun.bench.http_client import Address, HttpError
-from forerun.bench.http_load import Answer, Job, LoadCell, ask, closed_loop, compare, make_jobs, to_data
-from forerun.bench.http_report import row
-from forerun.bench.workloads import load_workloads
+from forerun.bench.http_load import HttpTarget
+from forerun.bench.load import Answer, Job
 from forerun.cli.main import main
 from forerun.errors import ForerunError
 
-JOB = Job("one", [{"role": "user", "content": "hi"}], 8, 0.0, 1)
+JOB = Job("one", "hi", 8, 0.0, 1)
+PROPS = {"version": "1", "settings": {}, "drafters": ["lookup", "mtp"], "device": "cpu"}
+
+
+def ask(address: Address, arm: str = "off") -> Answer:
+    """Of a server of ours."""
+    target = HttpTarget(address, "m", PROPS)
+    return asyncio.run(target.answer(JOB, time.perf_counter(), arm))
 
 
 class FakeServer:
@@ -32,12 +39,18 @@ class FakeServer:
         self.status = 200
         self.error: dict[str, Any] | None = None
         self.pause = 0.0  # seconds in the middle of the answer
+        self.statistics: dict[str, Any] = {}  # of ours: what rounds were made of
+        self.documents: dict[str, Any] = {"/props": PROPS, "/v1/models": {"data": [{"id": "m"}]}}
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         self.heads.append(head)
         length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("Content-Length"))
-        body = json.loads(await reader.readexactly(length))
+        sent = await reader.readexactly(length)
+        if head.startswith("GET"):
+            self.tell(head.split()[1], writer)
+            return
+        body = json.loads(sent)
         self.bodies.append(body)
         self.now += 1
         self.most = max(self.most, self.now)
@@ -54,10 +67,19 @@ class FakeServer:
         self.now -= 1
         writer.close()
 
+    def tell(self, path: str, writer: asyncio.StreamWriter) -> None:
+        status = 404 if self.status == 200 and path not in self.documents else self.status
+        said = json.dumps(
+            self.documents.get(path, {"error": {"message": "No."}}) if status == 200 else {"error": "No."}
+        )
+        writer.write(b"HTTP/1.1 %d Hm\r\nContent-Length: %d\r\n\r\n" % (status, len(said)) + said.encode())
+        writer.close()
+
     def events(self, body: dict[str, Any]) -> bytes:
-        words = ["so ", "it ", "is", "!" if self.lies and body["speculative"] == "auto" else "."]
+        words = ["so ", "it ", "is", "!" if self.lies and body.get("speculative") == "auto" else "."]
         said = [{"choices": [{"delta": {"content": word}}], "usage": None} for word in words]
-        events = [*said, {"choices": [], "usage": {"completion_tokens": 6}}]
+        usage = {"prompt_tokens": 9, "completion_tokens": 6, "prompt_tokens_details": {"cached_tokens": 1}}
+        events = [*said, {"choices": [], "usage": usage, **self.statistics}]
         if self.error is not None:
             events = [said[0], {"error": self.error}]
         return (
@@ -94,34 +116,57 @@ def server() -> Iterator[tuple[FakeServer, str]]:
 
 def test_an_answer_is_timed_and_put_together(server: tuple[FakeServer, str]) -> None:
     fake, url = server
-    answer = asyncio.run(ask(Address.of(url + "/v1", "key"), JOB, "off"))
-    assert answer.text == "so it is." and answer.tokens == 6 and len(answer.gaps) == 3
-    assert 0 < answer.first <= answer.seconds
+    answer = ask(Address.of(url + "/v1", "key"))
+    assert answer.text == "so it is." and answer.tokens == 6 and len(answer.gaps) <= 3 and answer.first > 0
     (body,) = fake.bodies
-    assert body["speculative"] == "off" and body["max_completion_tokens"] == 8 and body["seed"] == 1
+    assert body["speculative"] == "off" and body["max_tokens"] == 8 and body["seed"] == 1 and body["model"] == "m"
+    assert body["messages"] == [{"role": "user", "content": "hi"}]
     assert fake.heads[0].startswith("POST /v1/chat/completions HTTP/1.1\r\n")
     assert "Authorization: Bearer key\r\n" in fake.heads[0]
 
 
+def test_rows_are_counted_as_far_as_the_server_tells(server: tuple[FakeServer, str]) -> None:
+    fake, url = server
+    answer = ask(Address.of(url))
+    assert (answer.prompt_rows, answer.other_rows) == (8, 5)  # the first token comes out of the prompt
+    fake.statistics = {"forerun": {"rounds": 3}, "metrics": {"speculative_decoding": {"num_draft_tokens": 7}}}
+    assert ask(Address.of(url), "mtp").other_rows == 10
+
+
+def test_a_server_of_another_kind_is_asked_nothing_that_it_does_not_know(server: tuple[FakeServer, str]) -> None:
+    fake, url = server
+    ours = asyncio.run(HttpTarget.find(Address.of(url)))
+    assert ours.arms == ("off", "lookup", "mtp", "auto") and ours.model == "m" and ours.on_cpu
+    fake.documents = {"/props": {"default_generation_settings": {}}, "/v1/models": {"data": [{"id": "other"}]}}
+    other = asyncio.run(HttpTarget.find(Address.of(url)))
+    assert other.arms == ("off",) and not other.on_cpu
+    asyncio.run(other.answer(JOB, time.perf_counter(), "off"))
+    assert "speculative" not in fake.bodies[-1] and fake.bodies[-1]["model"] == "other"
+    fake.documents = {}
+    bare = asyncio.run(HttpTarget.find(Address.of(url)))
+    asyncio.run(bare.answer(JOB, time.perf_counter(), "off"))
+    assert bare.arms == ("off",) and "model" not in fake.bodies[-1]
+
+
 def test_times_are_those_of_the_pieces(server: tuple[FakeServer, str]) -> None:
-    """Of their arrival, although they are read at the end."""
+    """Of their arrival, although they are read at the end; what comes at once is one arrival."""
     fake, url = server
     fake.pause = 0.2
-    answer = asyncio.run(ask(Address.of(url), JOB, "off"))
+    answer = ask(Address.of(url))
     assert answer.text == "so it is." and answer.first < 0.15
-    assert answer.gaps[0] > 0.15 and max(answer.gaps[1:]) < 0.15 and sum(answer.gaps) <= answer.seconds
+    assert answer.gaps[0] > 0.15 and max(answer.gaps[1:], default=0) < 0.15 and min(answer.gaps) > 0
 
 
 def test_errors_are_one_line(server: tuple[FakeServer, str]) -> None:
     fake, url = server
     fake.error = {"message": "out of memory"}
     with pytest.raises(ForerunError, match="out of memory"):
-        asyncio.run(ask(Address.of(url), JOB, "off"))
+        ask(Address.of(url))
     fake.status = 429
     with pytest.raises(HttpError, match=r"answers 429: No\."):
-        asyncio.run(ask(Address.of(url), JOB, "off"))
+        ask(Address.of(url))
     with pytest.raises(ForerunError, match=r"no answer from 127\.0\.0\.1:1"):
-        asyncio.run(ask(Address.of("http://127.0.0.1:1"), JOB, "off"))
+        ask(Address.of("http://127.0.0.1:1"))
     for url in ("localhost:8000", "http://x:99999", "http://[::1"):
         with pytest.raises(ForerunError, match="--url"):
             Address.of(url)
@@ -143,62 +188,25 @@ def test_what_is_no_server_of_ours_is_one_line(said: bytes) -> None:
         asyncio.run(run())
 
 
-def test_a_closed_loop_keeps_so_many_busy() -> None:
-    jobs = [Job(str(number), [], 1, 0.0, 0) for number in range(10)]
-    now, seen = 0, list[int]()
-
-    async def answer(job: Job) -> Answer:
-        nonlocal now
-        now += 1
-        seen.append(now)
-        await asyncio.sleep(0)
-        now -= 1
-        return Answer(job.id, 1, 0.0, [], 0.0)
-
-    answers, seconds = asyncio.run(closed_loop(jobs, 3, answer))
-    assert max(seen) == 3 and sorted(name for name, _ in answers) == sorted(job.id for job in jobs) and seconds > 0
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "TURNS", 2)
+    monkeypatch.setattr(load, "LEAST_JOBS", 4)
+    monkeypatch.setattr(load, "LEAST_ARRIVALS", 4)
 
 
-def test_jobs_are_of_all_kinds_and_enough() -> None:
-    workloads = load_workloads()
-    for clients in (1, 4, 16):
-        jobs = make_jobs(workloads, 0.8, clients, full=False)
-        assert len(jobs) >= max(20, 3 * clients) and len({job.id for job in jobs}) == len(jobs)
-        assert len({job.id.split("-")[0] for job in jobs[:10]}) == 10 and jobs[0].temperature == 0.8
-    everything = make_jobs(workloads, 0.0, 1, full=True)
-    assert len(everything) == sum(len(workload.prompts) for workload in workloads)
-
-
-def cell(arm: str, texts: list[str], rates: list[float]) -> LoadCell:
-    answers = [(str(number), Answer(text, 5, 0.1, [0.01] * 4, 0.2)) for number, text in enumerate(texts)]
-    return LoadCell(4, arm, 0.0, rates, answers)
-
-
-def test_no_ratio_where_texts_differ() -> None:
-    same = {"off": cell("off", ["a", "b"], [10.0, 20.0]), "auto": cell("auto", ["a", "b"], [15.0, 30.0])}
-    compare(same)
-    assert same["auto"].ratio is not None and same["auto"].ratio.value == 1.5 and same["off"].ratio is None
-    assert row(same["auto"])[:3] == ["4", "auto", "22.5"] and row(same["auto"])[-1] == "2 of 2"
-    other = {"off": cell("off", ["a", "b"], [10.0, 20.0]), "auto": cell("auto", ["a", "x"], [15.0, 30.0])}
-    compare(other)
-    assert other["auto"].ratio is None and row(other["auto"])[3] == "–" and row(other["auto"])[-1] == "1 of 2"
-    (_, found) = to_data(list(other.values()))
-    assert found["ratio"] is None and found["equal"] == 1
-    assert found["first_token_seconds"]["p99"] == 0.1 and found["inter_token_seconds"]["p50"] == 0.01
-
-
-def test_the_command(
-    server: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("short")
+def test_the_command(server: tuple[FakeServer, str], capsys: pytest.CaptureFixture[str]) -> None:
     fake, url = server
-    monkeypatch.setattr(http_load, "TURNS", 2)
-    assert main(["bench", "--url", url, "-w", "questions", "--clients", "1,4", "--json"]) == 0
+    given = ["bench", "--url", url, "-w", "questions", "--clients", "1,4", "--rates", "1", "--temp", "0"]
+    assert main([*given, "--json"]) == 0
     cells = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [(one["clients"], one["arm"]) for one in cells] == [(1, "off"), (1, "auto"), (4, "off"), (4, "auto")]
+    arms = ["off", "lookup", "mtp", "auto"]
+    assert [(one.get("clients"), one["arm"]) for one in cells] == [(n, arm) for n in (1, 4, None) for arm in arms]
     assert all(one["equal"] == one["total"] and one["tokens_per_second"] > 0 for one in cells)
-    assert cells[1]["ratio"] is not None and fake.most == 4
+    assert all(one["ratio"] > 0 for one in cells) and fake.most >= 4
     fake.lies = True
-    assert main(["bench", "--url", url, "-w", "questions", "--clients", "2", "--temp", "0.8"]) == 0
+    assert main([*given[:-1], "0.8"]) == 0
     out = capsys.readouterr().out
     assert "temperature 0.8" in out and "no ratio where the texts differ" in out and "0 of" in out
 
@@ -207,11 +215,11 @@ def test_what_is_refused(server: tuple[FakeServer, str], capsys: pytest.CaptureF
     fake, url = server
     for arguments, said in {
         ("--url", url, "-m", "x"): "--model has no meaning with --url",
-        ("--url", url, "--plot", "x.png"): "--plot has no meaning",
+        ("--url", url, "--against", "transformers"): "--against compares one answer",
         ("--url", url, "--clients", "0"): "--clients 0",
         ("--url", url, "--clients", "1,x"): "--clients 1,x",
-        ("--clients", "2"): "give its address with --url",
         ("--url", "nowhere"): "--url nowhere",
+        ("--url", "http://127.0.0.1:1"): "no answer from 127.0.0.1:1",
     }.items():
         assert main(["bench", *arguments]) == 2
         err = capsys.readouterr().err
@@ -219,3 +227,12 @@ def test_what_is_refused(server: tuple[FakeServer, str], capsys: pytest.CaptureF
     fake.status = 503
     assert main(["bench", "--url", url, "--clients", "2"]) == 2
     assert capsys.readouterr().err == "forerun: the server answers 503: No.\n"
+
+
+def test_clients_that_fail_together_are_one_line(
+    server: tuple[FakeServer, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, url = server
+    fake.error = {"message": "out of memory"}
+    assert main(["bench", "--url", url, "--clients", "4"]) == 2
+    assert capsys.readouterr().err == "forerun: the server stopped: out of memory\n"

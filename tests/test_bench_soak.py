@@ -10,7 +10,8 @@ from tiny import tiny_model
 
 import forerun
 from forerun.bench.compared_server import ComparedServer, run_engine
-from forerun.bench.http_load import Answer, Job, LoadCell
+from forerun.bench.engine_load import EngineTarget
+from forerun.bench.load import Answer, ClosedLoop, Job, LoadCell, Run
 from forerun.bench.soak_requests import KINDS, _Streamed, _whole, make_requests
 from forerun.bench.suites.http import report_line, result
 from forerun.bench.suites.soak import growth_after, is_idle
@@ -68,19 +69,23 @@ def test_memory_and_idleness() -> None:
 
 def test_the_engines_own_turn_gives_the_texts_of_single_requests(tmp_path: Path) -> None:
     model = forerun.load(str(tiny_model(tmp_path / "model", "llama")), max_context=256)
-    jobs = [Job(str(n), [{"role": "user", "content": f"hello {n}"}], 10 + n, 0.7, n) for n in range(5)]
+    jobs = [Job(str(n), f"hello {n}", 10 + n, 0.7, n) for n in range(5)]
+    target = EngineTarget(model)
     for arm in ("off", "auto"):
-        rate, texts = run_engine(model, jobs, 3, arm)
-        assert rate > 0 and set(texts) == {job.id for job in jobs}
-        for job in jobs:
-            alone = forerun.generate(model, job.messages, max_tokens=job.max_tokens, temperature=0.7, seed=job.seed)
-            assert texts[job.id] == alone.text
+        rate, texts = run_engine(target, jobs, 3, arm)
+        assert rate > 0
+        for job, text in zip(jobs, texts, strict=True):
+            alone = forerun.generate(model, job.content, max_tokens=job.max_tokens, temperature=0.7, seed=job.seed)
+            assert text == alone.text
     assert model.engine.scheduler.idle
 
 
 def test_overhead_is_a_share_of_the_engines_rate() -> None:
-    cell = LoadCell(4, "auto", 0.0, [90.0, 95.0, 98.0], [("0", Answer("a", 5, 0.1, [0.1] * 4, 0.5))])
+    cell, plain = LoadCell(ClosedLoop(4), "auto", 0.0), Run([Answer("a", 95, 0.1, [0.1] * 4, 9, 5)], 2.0)
+    for seconds in (95 / 90, 1.0, 95 / 98):
+        cell.add(Run(plain.answers, seconds), plain)
     found = result(cell, [100.0, 100.0, 100.0], [0.03], same=True)
+    assert found["clients"] == 4 and found["auto_over_off"] == 2.0
     assert abs(found["overhead"] - 0.05) < 1e-9 and "overhead 5.0 %" in report_line(found)
     other = result(cell, [100.0, 100.0, 100.0], [0.03], same=False)
     assert other["overhead"] is None and "texts differ" in report_line(other)
@@ -88,9 +93,9 @@ def test_overhead_is_a_share_of_the_engines_rate() -> None:
 
 def test_the_engine_of_a_compared_server_refuses_in_one_line(tmp_path: Path) -> None:
     """A prompt that does not fit ended the thread that takes turns, and the suite waited for ever."""
-    job = Job("long", [{"role": "user", "content": "word " * 500}], 8, 0.0, 1)
+    job = Job("long", "word " * 500, 8, 0.0, 1)
     with ComparedServer(str(tiny_model(tmp_path, "llama"))) as server:
         with pytest.raises(ForerunError, match="the context holds 512"):
             server.engine_turn([job], 1, "off")
-        _, texts = server.engine_turn([Job("short", [{"role": "user", "content": "Hi"}], 4, 0.0, 1)], 1, "off")
-    assert texts["short"]
+        _, texts = server.engine_turn([Job("short", "Hi", 4, 0.0, 1)], 1, "off")
+    assert texts[0]

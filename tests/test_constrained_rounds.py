@@ -106,7 +106,7 @@ def test_forced_tokens_may_end_the_answer(machine: Engine) -> None:
 
 def test_illegal_drafts_count_as_wrong_and_are_never_run(target: Decoder) -> None:
     machine = engine(target)
-    machine.drafters.by_name["lookup"] = Scripted(lambda text, depth: [5] * depth)
+    machine.drafters.texts["lookup"] = Scripted(lambda text, depth: [5] * depth)
     rule = lambda answer: range(10, 40)  # noqa: E731
     plain, drafted = answers(machine, *((request(PROMPT, draft=draft), rule) for draft in ("off", "lookup")))
     assert plain.answer == drafted.answer
@@ -138,7 +138,7 @@ def test_a_constraint_that_raises_ends_its_own_answer(machine: Engine, method: s
 def test_a_row_that_is_not_reached_may_have_nothing_to_choose_from(target: Decoder, accept: str) -> None:
     """Plain decoding would never have seen it."""
     machine = engine(target)
-    machine.drafters.by_name["lookup"] = Scripted(lambda text, depth: [11, 12, 13][:depth])
+    machine.drafters.texts["lookup"] = Scripted(lambda text, depth: [11, 12, 13][:depth])
     rule: Rule = lambda answer: [9] if answer[-1:] == (11,) else [10, 11]  # noqa: E731 - and 9 is suppressed
     options: dict[str, Any] = {"suppress": frozenset({9}), "logit_bias": {10: 50.0}, "accept": accept}
     (one,) = answers(machine, (request(PROMPT, draft="lookup", draft_tokens=3, max_tokens=12, **options), rule))
@@ -154,7 +154,7 @@ def test_a_row_that_is_not_reached_may_have_nothing_to_choose_from(target: Decod
 def test_tokens_before_a_row_with_nothing_to_choose_from_are_emitted(target: Decoder, accept: str) -> None:
     """As plain decoding does before it fails."""
     machine = engine(target)
-    machine.drafters.by_name["lookup"] = Scripted(lambda text, depth: [11, 12, 13][:depth])
+    machine.drafters.texts["lookup"] = Scripted(lambda text, depth: [11, 12, 13][:depth])
     rule: Rule = lambda answer: [9] if answer[-1:] == (12,) else [10 + len(answer)]  # noqa: E731 - and 9 is suppressed
     options: dict[str, Any] = {"suppress": frozenset({9}), "accept": accept}
     found = []

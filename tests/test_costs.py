@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,94 +13,147 @@ import pytest
 import torch
 
 from forerun.policy.cost_file import SELDOM, CostFile, machine_facts
-from forerun.policy.costs import CostTable, Proportions
+from forerun.policy.costs import CostTable, Proportions, Shape
 
 
-def measured(plain: float = 0.010) -> CostTable:
+def plain_and_wide(costs: CostTable, rounds: int, scale: float = 0.010, wide: float = 1.4, step: float = 0.1) -> None:
+    """Runs of plain rounds, and of rounds with three drafts that are made in `step` each."""
+    for _ in range(rounds):
+        for _ in range(2):
+            costs.learn(Shape(1, 1), scale)
+        for _ in range(4):
+            costs.learn(Shape(1, 4, (("mtp", 3, 1),)), (wide + 3 * step) * scale, {"mtp": 3 * step * scale})
+
+
+def measured() -> CostTable:
     costs = CostTable()
-    costs.learn(None, 0, 1, 0.0, plain)
-    for _ in range(40):
-        costs.learn("mtp", 3, 4, 0.4 * plain, 1.4 * plain)
+    plain_and_wide(costs, 30)
     return costs
 
 
 def test_gaps_are_filled_by_straight_lines() -> None:
     costs = measured()
+    assert costs.pass_seconds(1) == pytest.approx(0.010, rel=0.02)
     assert costs.pass_seconds(4) == pytest.approx(0.014, rel=0.03)
-    assert costs.pass_seconds(2) == pytest.approx(0.010 + 0.004 / 3, rel=0.03)
-    assert costs.pass_seconds(7) == pytest.approx(0.018, rel=0.03)
+    assert 0.010 < costs.pass_seconds(2) < costs.pass_seconds(3) < 0.014 < costs.pass_seconds(5) < 0.018
+    assert costs.step_times("mtp", 1) == pytest.approx(0.1, rel=0.05)
+    assert costs.times(Shape(1, 4, (("mtp", 3, 1),))) == pytest.approx(1.7, rel=0.03)
+
+
+def test_what_is_known_only_as_a_sum_is_told_apart_by_depths() -> None:
+    """A device drafts within its round: rounds of several widths and depths tell passes, steps and following apart."""
+    costs, dice = CostTable(), random.Random(1)
+    for _ in range(400):
+        rows, depth, follows, waited = dice.choice(
+            [(1, 0, 0, 0), (1, 0, 1, 0), (2, 1, 1, 0), (4, 3, 1, 0), (4, 1, 1, 1)]
+        )
+        times = 1 + 0.05 * (rows - 1) + 0.15 * depth + 0.08 * follows + 0.3 * waited
+        shape = Shape(1, rows, (("mtp", depth, 1),) if depth else (), frozenset(["mtp"] * follows), bool(waited))
+        costs.learn(shape, 0.002 * times * dice.uniform(0.99, 1.01))
+    whole = costs.times(Shape(1, 4, (("mtp", 3, 1),), frozenset(["mtp"])))
+    assert whole == pytest.approx(1.15 + 0.45 + 0.08, rel=0.03)
+    assert costs.follow_times("mtp", 1) == pytest.approx(0.08, abs=0.02)
+    assert costs.step_times("mtp", 1) == pytest.approx(0.15, abs=0.05)
 
 
 def test_batches_are_measured_apart() -> None:
     costs = measured()
-    costs.learn(None, 0, 4, 0.0, 0.030, sequences=4)
-    assert costs.pass_seconds(4, 4) == costs.pass_seconds(4, 3) > 0.02
-    assert costs.pass_seconds(4, 1) == pytest.approx(0.014, rel=0.03)
+    for _ in range(30):
+        costs.learn(Shape(1, 1), 0.010)
+        costs.learn(Shape(4, 4), 0.030)
+        costs.learn(Shape(4, 4), 0.030)
+    assert costs.pass_seconds(4, 4) == costs.pass_seconds(4, 3) == pytest.approx(0.030, rel=0.05)
+    assert costs.pass_seconds(4, 1) == pytest.approx(0.014, rel=0.05)
     assert costs.pass_seconds(16, 16) > 0.014  # never measured: as other passes of so many rows
 
 
 def test_one_slow_round_does_not_count_for_what_it_took() -> None:
     costs = measured()
-    costs.learn(None, 0, 1, 0.0, 10.0)
-    costs.learn(None, 0, 8, 0.0, 10.0)  # nor does the first of its kind
-    assert costs.pass_seconds(1) < 0.018 and costs.pass_seconds(8) < 0.05
+    costs.learn(Shape(1, 1), 10.0)
+    costs.learn(Shape(1, 1), 0.010)
+    assert costs.pass_seconds(1) < 0.013
+    costs.learn(Shape(1, 4, (("mtp", 3, 1),)), 10.0)
+    costs.learn(Shape(1, 1), 0.010)
+    assert costs.pass_seconds(1) < 0.013 and costs.pass_times(4) < 1.6
 
 
 def test_nor_does_the_very_first() -> None:
     costs = CostTable()
     for seconds in (10.0, 0.010, 0.010, 0.010):
-        costs.learn(None, 0, 1, 0.0, seconds)
-    assert 0.010 <= costs.pass_seconds(1) < 0.015
+        costs.learn(Shape(1, 1), seconds)
+    assert 0.009 <= costs.pass_seconds(1) < 0.015
 
 
 @pytest.mark.parametrize(("rows", "sequences"), [(1, 1), (4, 1), (4, 4)])
 def test_a_clock_that_stands_still_tells_nothing(rows: int, sequences: int) -> None:
     costs = CostTable(measured().proportions())
-    costs.learn(None, 0, rows, 0.0, 0.0, sequences)
+    costs.learn(Shape(sequences, rows), 0.0)
     assert not costs.known
     for _ in range(3):
-        costs.learn(None, 0, 1, 0.0, 0.010)
-    costs.learn(None, 0, rows, 0.0, 0.0, sequences)
+        costs.learn(Shape(1, 1), 0.010)
+    costs.learn(Shape(sequences, rows), 0.0)
     assert costs.pass_seconds(1) == pytest.approx(0.010)
 
 
 def test_what_was_learned_holds_on_a_machine_of_another_speed() -> None:
     """Proportions are kept, seconds are not: today everything takes three times as long."""
     costs = CostTable(measured().proportions())
-    assert not costs.known and not costs.plain_measured
-    costs.learn(None, 0, 1, 0.0, 0.030)
-    assert costs.plain_measured
-    assert costs.pass_seconds(4) == pytest.approx(0.042, rel=0.03)
-    assert costs.draft_seconds("mtp", 3) == pytest.approx(0.012, rel=0.05)
+    assert not costs.known and costs.remembers
+    costs.learn(Shape(1, 1), 0.030)
+    assert costs.known
+    assert costs.pass_seconds(4) == pytest.approx(0.042, rel=0.05)
+    assert costs.step_times("mtp", 1) == pytest.approx(0.1, rel=0.05)
 
 
 def test_what_is_measured_now_outweighs_what_was_kept() -> None:
     costs = CostTable(measured().proportions())
-    costs.learn(None, 0, 1, 0.0, 0.010)
-    for _ in range(40):
-        costs.learn(None, 0, 4, 0.0, 0.011)
+    plain_and_wide(costs, 12, wide=1.1)
     assert costs.pass_seconds(4) == pytest.approx(0.011, rel=0.05)
 
 
 def test_an_arm_is_not_blamed_for_a_bad_hour() -> None:
     """Everything takes ten times as long for a while; wide passes are last run then, plain ones afterwards."""
     costs = measured()
+    plain_and_wide(costs, 15, scale=0.1)
+    assert costs.pass_seconds(1) == pytest.approx(0.1, rel=0.1)
+    assert costs.pass_times(4) == pytest.approx(1.4, rel=0.1)
     for _ in range(60):
-        costs.learn(None, 0, 1, 0.0, 0.100)
-        costs.learn("mtp", 3, 4, 0.040, 0.140)
-    assert costs.pass_seconds(4) == pytest.approx(0.140, rel=0.1)
-    for _ in range(60):
-        costs.learn(None, 0, 1, 0.0, 0.010)
+        costs.learn(Shape(1, 1), 0.010)
     assert costs.pass_seconds(1) == pytest.approx(0.010, rel=0.05)
     assert costs.pass_seconds(4) == pytest.approx(0.014, rel=0.15)
-    assert costs.draft_seconds("mtp", 3) == pytest.approx(0.004, rel=0.2)
+    assert costs.step_times("mtp", 1) == pytest.approx(0.1, rel=0.2)
+
+
+def test_a_neighbour_that_comes_and_goes_blames_no_arm() -> None:
+    """The machine turns slow in the middle of runs of one shape: the level moves, the multiples stay."""
+    costs, dice = measured(), random.Random(2)
+    for number in range(600):
+        slow = (1.8 if number % 100 < 50 else 1.0) * dice.uniform(0.95, 1.05)
+        wide = number % 70 > 6
+        costs.learn(Shape(1, 4) if wide else Shape(1, 1), 0.010 * slow * (1.4 if wide else 1.0))
+        assert 1.2 < costs.pass_times(4) < 1.65, number
+
+
+def test_a_pass_that_has_become_dear_is_found_out() -> None:
+    """A stolen core hurts wide passes more than narrow ones: neighbours of different shape tell."""
+    costs = measured()
+    plain_and_wide(costs, 12, wide=2.2)
+    assert costs.pass_times(4) == pytest.approx(2.2, rel=0.1)
 
 
 def test_any_round_tells_how_fast_the_machine_is() -> None:
     costs = measured()
     for _ in range(30):
-        costs.learn("mtp", 3, 4, 0.008, 0.028)
-    assert costs.pass_seconds(1) == pytest.approx(0.020, rel=0.2)
+        costs.learn(Shape(1, 4, (("mtp", 3, 1),)), 0.034, {"mtp": 0.006})
+    assert costs.pass_seconds(1) == pytest.approx(0.020, rel=0.1)
+
+
+def test_a_wide_pass_is_not_dared_at_once() -> None:
+    costs = CostTable()
+    assert costs.widest(1) == 3 and costs.widest(64) == 96
+    costs.learn(Shape(1, 3), 0.010)
+    assert costs.widest(1) == 5
+    assert CostTable(Proportions({(1, 16): 2.0}, {})).widest(1) == 24
 
 
 FACTS = {"device": "cpu", "model": "abc"}
@@ -122,14 +176,14 @@ def test_it_is_written_only_when_something_changed(tmp_path: Path, monkeypatch: 
     clock[0] += SELDOM
     file.write(Proportions({(1, 1): 1.05}, {}))
     assert not file.path.exists()
-    file.write(Proportions({(1, 1): 1.0, (1, 2): 1.2}, {}))
+    file.write(Proportions({(1, 1): 1.0}, {("mtp step", 1): 0.1}))
     assert file.path.exists()
     file.path.unlink()
-    file.write(Proportions({(1, 1): 1.0, (1, 2): 1.9}, {}))
+    file.write(Proportions({(1, 1): 1.0}, {("mtp step", 1): 0.2}))
     assert not file.path.exists()  # too soon
 
 
-GOOD = {"facts": FACTS, "passes": [[1, 1, 1.0]], "drafts": {}}
+GOOD = {"facts": FACTS, "passes": [[1, 1, 1.0]], "others": []}
 
 
 @pytest.mark.parametrize(
@@ -143,8 +197,8 @@ GOOD = {"facts": FACTS, "passes": [[1, 1, 1.0]], "drafts": {}}
         json.dumps(GOOD | {"passes": [[1, 1]]}),
         json.dumps(GOOD | {"passes": [[0, 1, 1.0]]}),
         json.dumps(GOOD | {"passes": [[1, 1, -1.0]]}),
-        json.dumps(GOOD | {"drafts": {"mtp": "NaN"}}),
-        json.dumps(GOOD | {"drafts": [1]}),
+        json.dumps(GOOD | {"others": [["mtp step", 1, "NaN"]]}),
+        json.dumps(GOOD | {"others": [1]}),
         json.dumps(GOOD | {"passes": [[float("inf"), 1, 1.0]]}),
         "[" * 100_000,
         "\x00" * 100,
@@ -179,10 +233,11 @@ def test_threads_and_precision_are_facts() -> None:
 def test_drafts_that_seem_to_cost_nothing_are_kept_as_nearly_nothing(tmp_path: Path) -> None:
     """A device drafts within its round: what is left after the pass may be noise, and may be negative."""
     costs = CostTable()
-    costs.learn(None, 0, 1, 0.0, 0.001)
-    for _ in range(200):
-        costs.learn_draft("mtp", 3, -0.0001)
-    assert 0 < costs.draft_seconds("mtp", 3) < 0.0001
+    costs.learn(Shape(1, 1), 0.001)
+    for _ in range(100):
+        costs.learn(Shape(1, 1), 0.001)
+        costs.learn(Shape(1, 1, (("mtp", 3, 1),)), 0.0009)
+    assert 0 < costs.step_times("mtp", 1) < 0.01
     CostFile(tmp_path, {"a": "b"}).write(costs.proportions())
     assert CostFile(tmp_path, {"a": "b"}).read() is not None
 

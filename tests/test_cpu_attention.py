@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forerun.kernels.cpu.machine import Body
 from forerun.kernels.cpu.ops import CpuKernels
-from forerun.kernels.interface import Angles, AttentionSpec, Chunk, HeadLayout, HeadNorms, LayerPages, PassRows
+from forerun.kernels.interface import Angles, AttentionSpec, HeadLayout, HeadNorms, LayerPages, PassRows
 from forerun.kernels.reference import ReferenceKernels
 
 LENGTH = 280  # tokens: beyond the first group of 256 keys
@@ -49,15 +49,13 @@ class Layer:
         return LayerPages(keys, torch.full((self.count + 2, self.kv_heads, self.page, self.size), NAN))
 
     def rows(self, start: int, stop: int) -> PassRows:
-        rows = ragged([stop - start], [start], [self.table])
-        rows.chunk = Chunk(start)
-        return rows
+        return ragged([stop - start], [start], [self.table])
 
     def run(self, kernels: Any, start: int, stop: int, pages: LayerPages, spec: AttentionSpec) -> Tensor:
         """Rows start to stop of the text: stored, and what they read."""
         rows, qkv = self.rows(start, stop), self.text[start:stop].clone()
         kernels.rotate_and_store(qkv, self.layout, rows, pages, self.angles, self.norms)
-        found: Tensor = kernels.attention(qkv, spec, rows, pages, False)
+        found: Tensor = kernels.attention(qkv, spec, rows, pages)
         return found
 
     def in_pieces(self, kernels: Any, step: int, spec: AttentionSpec, begin: int = 0) -> Tensor:
@@ -71,7 +69,7 @@ class Layer:
     def reference(self, spec: AttentionSpec) -> Tensor:
         slow, rows, qkv, pages = ReferenceKernels(), self.rows(0, LENGTH), self.text.clone(), self.pages()
         slow.rotate_and_store(qkv, self.layout, rows, pages, self.angles, self.norms)
-        return slow.attention(qkv, spec, rows, pages, True)
+        return slow.attention(qkv, spec, rows, pages)
 
 
 @pytest.mark.parametrize(("size", "page"), SHAPES)
@@ -129,12 +127,12 @@ def test_sequences_do_not_see_each_other(window: int) -> None:
     alone = [qkv[start : start + count].clone() for _, start, count in rows.spans()]
     mine = LayerPages(pages.keys.clone(), pages.values.clone())
     kernels.rotate_and_store(qkv, layer.layout, rows, pages, layer.angles, None)
-    together = kernels.attention(qkv, spec, rows, pages, False)
+    together = kernels.attention(qkv, spec, rows, pages)
     for sequence, start, count in rows.spans():
         one = one_sequence(rows, sequence)
         kernels.rotate_and_store(alone[sequence], layer.layout, one, mine, layer.angles, None)
         assert same_bits(alone[sequence], qkv[start : start + count])
-        found = kernels.attention(alone[sequence], spec, one, mine, False)
+        found = kernels.attention(alone[sequence], spec, one, mine)
         assert same_bits(found, together[start : start + count])
     assert same_bits(mine.keys, pages.keys) and same_bits(mine.values, pages.values)
 
@@ -150,7 +148,7 @@ def test_rows_of_a_picture_see_each_other_in_layers_with_a_window(window: int) -
     for each in (kernels, ReferenceKernels()):
         qkv, pages = layer.text.clone(), layer.pages()
         each.rotate_and_store(qkv, layer.layout, rows, pages, layer.angles, None)
-        found.append(each.attention(qkv, spec, rows, pages, True))
+        found.append(each.attention(qkv, spec, rows, pages))
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
     plain = layer.run(kernels, 0, LENGTH, layer.pages(), spec)
     assert same_bits(found[0][:5], plain[:5]) and same_bits(found[0], plain) == (window == 0)

@@ -17,7 +17,7 @@ from forerun.cache.pages import PagePool, SequenceCache
 from forerun.kernels.cpu.ops import CpuKernels
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Output, Target, make_pass
-from forerun.models.recorded import RecordedTarget
+from forerun.models.recorded import target_of
 
 PROMPTS = [[(step * n + 11) % 250 for n in range(length)] for step, length in ((37, 29), (91, 12), (17, 1))]
 FAMILIES: dict[str, Callable[[Path], object]] = {
@@ -33,6 +33,11 @@ FAMILIES: dict[str, Callable[[Path], object]] = {
 }
 
 
+def recorded_on(model: Decoder, pool: PagePool) -> Target:
+    """What runs its passes as the engine has it."""
+    return target_of(model, pool.layers, len(pool.groups))
+
+
 def walk(target: Target, pool: PagePool) -> list[Output]:
     """Prompts one after another, then decode passes of one sequence, of all, and of different widths, features too."""
     found = []
@@ -41,7 +46,7 @@ def walk(target: Target, pool: PagePool) -> list[Output]:
         cache.grow(80)
         for start in range(0, len(prompt), 20):
             piece = prompt[start : start + 20]
-            found.append(target.forward(make_pass([(cache, piece)], last_only=True, prefill=True, features=True)))
+            found.append(target.forward(make_pass([(cache, piece)], last_only=True, prompt=True, features=True)))
             cache.commit(len(piece))
     for widths, features in (((1,), False), ((1, 1, 1), True), ((3, 1, 5), True), ((7,), False), ((6, 7, 8), False)):
         work = [(cache, list(range(40, 40 + width))) for cache, width in zip(caches, widths, strict=False)]
@@ -56,7 +61,7 @@ def walk(target: Target, pool: PagePool) -> list[Output]:
 def check(model: Decoder) -> None:
     with torch.inference_mode():
         pools = [pool_for(model) for _ in range(2)]
-        now, later = walk(model, pools[0]), walk(RecordedTarget(model, pools[1]), pools[1])
+        now, later = walk(model, pools[0]), walk(recorded_on(model, pools[1]), pools[1])
     for mine, theirs in zip(now, later, strict=True):
         assert mine.logits.isfinite().all() and torch.equal(mine.logits, theirs.logits)
         assert (mine.features is None) == (theirs.features is None)
@@ -77,7 +82,7 @@ def test_every_family(model: Decoder) -> None:
 def rows_in_pieces(model: Decoder, size: int, beside: int) -> torch.Tensor:
     """Logits of all rows of a prompt that is read in pieces, with rows of other sequences in every pass."""
     pool = pool_for(model)
-    target, tokens = RecordedTarget(model, pool), [(37 * n + 11) % 250 for n in range(70)]
+    target, tokens = recorded_on(model, pool), [(37 * n + 11) % 250 for n in range(70)]
     cache, others = SequenceCache(pool), [SequenceCache(pool) for _ in range(beside)]
     for each in (cache, *others):
         each.grow(80)
@@ -97,9 +102,8 @@ def rows_in_pieces(model: Decoder, size: int, beside: int) -> torch.Tensor:
 def test_a_row_of_a_prompt_is_a_row_like_any_other(model: Decoder) -> None:
     """Whole, in pieces, one by one, beside other sequences: there is one kind of row."""
     with torch.inference_mode():
-        recurrent = model.config.delta is not None  # passes of several sequences have at most 16 rows of each there
         whole = rows_in_pieces(model, 70, 0)
-        for size, beside in ((1, 0), (7, 0), (64, 0), (16, 3), (1, 5)) + (() if recurrent else ((64, 5),)):
+        for size, beside in ((1, 0), (7, 0), (64, 0), (16, 3), (1, 5), (64, 5)):
             assert torch.equal(rows_in_pieces(model, size, beside), whole), (size, beside)
 
 
@@ -107,7 +111,7 @@ def test_hidden_states_of_layers_that_drafters_look_at(tmp_path: Path) -> None:
     """Other layers after the first pass, as when a head joins."""
     model = decoder(tiny_model(tmp_path, "llama", num_hidden_layers=4), quantize=True)
     pools = [pool_for(model) for _ in range(2)]
-    recorded = RecordedTarget(model, pools[0])
+    recorded = recorded_on(model, pools[0])
     with torch.inference_mode():
         walk(recorded, pools[0])
         model.taps = (1, 3)
@@ -123,7 +127,7 @@ def test_tokens_that_are_never_chosen(tmp_path: Path) -> None:
     model.rule_out([3, 299])
     pool = pool_for(model)
     with torch.inference_mode():
-        for output in walk(RecordedTarget(model, pool), pool):
+        for output in walk(recorded_on(model, pool), pool):
             assert (output.logits[:, [3, 299]] == -torch.inf).all() and output.logits[:, 4:299].isfinite().all()
 
 
@@ -131,7 +135,7 @@ def test_a_recording_is_made_once_for_each_size(tmp_path: Path, monkeypatch: pyt
     """Replaying asks for no operation: methods of the kernels are gone by then."""
     model = decoder(tiny_model(tmp_path, "llama"), quantize=True)
     pool = pool_for(model)
-    target = RecordedTarget(model, pool)
+    target = recorded_on(model, pool)
     with torch.inference_mode():
         first = walk(target, pool)
         for name in ("linear", "_multiply", "rms_norm", "attention", "rotate_and_store", "_run", "_loop"):

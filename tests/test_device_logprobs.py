@@ -1,11 +1,12 @@
-"""Log probabilities on a device: who asks for them runs beside the rounds of the others, to the same bits."""
+"""Log probabilities on a device: those of an answer are those of one pass over the whole text, bit for bit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from device_engines import PROMPTS, device_engine, tiny_folder
+from device_engines import PROMPTS, SLOW, Knowing, device_engine, tiny_folder
 from engines import NoText, finish
 
 from forerun.engine.request import Request
@@ -42,3 +43,27 @@ def test_same_bits_alone_beside_rounds_of_others_and_with_drafts(folder: Path) -
     assert found[0] == found[1] == found[2] and all(logprob is not None for _, logprob in found[0])
     assert alone.prompt_logprobs == crowd[1].prompt_logprobs and len(alone.prompt_logprobs) == len(prompt) - 1
     assert [one.logprob for one in crowd[0].emissions] == [None] * 6
+
+
+@pytest.mark.parametrize("chunk", [64, pytest.param(7, marks=SLOW)])
+def test_an_answer_has_the_log_probabilities_of_one_pass_over_the_text(folder: Path, chunk: int) -> None:
+    """Generated with drafts that are right and wrong or without, and read as a prompt in one piece or several."""
+    prompt = PROMPTS[1]
+    plain = Request(tuple(prompt), SamplingParams(temperature=0.9, seed=3), 7, draft="off", logprobs=2)
+    (alone,) = run(folder, plain)
+    text = prompt + alone.answer
+    machine = device_engine(folder, None, drafter=Knowing([*text[:-3], 3]), chunk=chunk)
+    drafted = replace(plain, draft="mtp", draft_tokens=3)
+    whole = Request(tuple(text), SamplingParams(), 1, draft="off", logprobs=2, prompt_logprobs=True)
+    sequences = [machine.submit(one, NoText()) for one in (drafted, plain, whole)]
+    finish(machine, sequences)
+    assert [sequence.error for sequence in sequences] == [None] * 3 and sequences[0].counters.accepted
+    expected = sequences[2].prompt_logprobs[len(prompt) - 1 :]
+    for sequence in (alone, *sequences[:2]):
+        assert [one.logprob for one in sequence.emissions] == expected
+
+
+def test_a_prompt_of_one_token_has_none(folder: Path) -> None:
+    """There is no token before its first."""
+    (one,) = run(folder, Request((7,), SamplingParams(), 2, draft="off", logprobs=1, prompt_logprobs=True))
+    assert one.prompt_logprobs == [] and all(emission.logprob for emission in one.emissions)

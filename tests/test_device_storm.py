@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_engines import DEVICE, SLOW, device_engine, tiny_folder, tiny_head
+from device_engines import DEVICE, SLOW, device_engine, runner_of, tiny_folder, tiny_head
 from engines import VOCAB, request
 from rules import random_rule
 from storm import Storm, Visit, random_visit
@@ -19,11 +19,11 @@ pytestmark = [
     pytest.mark.usefixtures("fewer_programs"),
     pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)"),
 ]
-ARMS, FAULTS = ["off", "lookup", "mtp", "auto"], ["open", "feed", "observe", "ready", "close", "propose", "sink"]
+ARMS, FAULTS = ["off", "lookup", "mtp", "auto"], ["open", "observe", "ready", "close", "propose", "sink"]
 
 
 def constrain(number: int, visit: Visit) -> None:
-    """Some follow rules, some faults are their rules'; some go the host's way beside the others, some now and then."""
+    """Some follow rules, some faults are their rules'; the host decides for some beside the others."""
     wish = visit.request
     if number % 3:
         visit.rule = random_rule(number % 7, VOCAB)
@@ -56,7 +56,7 @@ def test_every_answer_is_the_one_it_would_be_alone(
     tokens = 8 if DEVICE.type == "cuda" else 4
     sizes = {"context": tokens + 20}
     engine = device_engine(folder, head, native=head is None, pages=6, **sizes)
-    alone = device_engine(folder, None, rounds=False, **sizes)
+    alone = device_engine(folder, None, **sizes)
     dice = random.Random(count)
     visits = [random_visit(dice, ARMS, FAULTS, tokens, arrives=number // 2) for number in range(count)]
     if constrained:
@@ -70,9 +70,7 @@ def test_every_answer_is_the_one_it_would_be_alone(
     storm.run()
     storm.compare(alone)
     engine.pool.check([])
-    pool = engine.drafters.by_name["mtp"].pool  # type: ignore[attr-defined]
-    assert pool.free == pool.count
-    assert not engine.executor.slots.occupants  # type: ignore[attr-defined]
+    assert not runner_of(engine).slots.occupants
     assert sure.sequence is not None and sure.sequence.counters.accepted
     # In the interpreter the others are too few and short for a draft of a random model to be surely right.
     assert count == 6 or DEVICE.type != "cuda" or storm.seen["accepted"] > sure.sequence.counters.accepted

@@ -6,30 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_engines import PROMPTS, answers, device_engine, tiny_folder
+from device_engines import PROMPTS, answers, device_engine, tell, tiny_folder
 from engines import NoText, Scripted, finish, request
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.engine import scheduler
 from forerun.kernels.interface import AttentionSpec, HeadLayout
-from forerun.policy.decision import PLAIN, Decision, DepthPolicy
+from forerun.policy.decision import PLAIN, Decision
 
 pytestmark = [
     pytest.mark.kernels,
     pytest.mark.usefixtures("fewer_programs"),
     pytest.mark.filterwarnings("ignore:.*encountered in (multiply|reduce|exp)"),
 ]
-
-
-class Told(DepthPolicy):
-    """Decides as told, the last decision again and again."""
-
-    def __init__(self, *decisions: Decision) -> None:
-        super().__init__("lookup", None)
-        self.decisions = list(decisions)
-
-    def decide(self, limit: int, available: dict[str, bool] | None = None, others: int = 0) -> Decision:
-        return self.decisions.pop(0) if len(self.decisions) > 1 else self.decisions[0]
 
 
 @torch.inference_mode()
@@ -45,11 +34,11 @@ def test_drafts_of_an_earlier_round_are_gone(tmp_path: Path, monkeypatch: pytest
         at = len(text) - len(prompt)
         return whole[at + 1 : at + 1 + depth] if text[:2] == prompt[:2] else [1] * depth
 
-    engine.drafters.by_name["lookup"] = Scripted(script)
+    engine.drafters.texts["lookup"] = Scripted(script)
     beside = engine.submit(request([40, 41, 42], max_tokens=30, draft="lookup"), NoText())
-    beside.policy = Told(Decision("lookup", 3))
     sequence = engine.submit(request(prompt, max_tokens=None, draft="lookup", **wish), NoText())
-    sequence.policy = Told(Decision("lookup", 3), PLAIN)
+    first = [True]
+    tell(engine, lambda ask: Decision("lookup", 3) if ask.id == beside.id or (first and first.pop()) else PLAIN)
     while len(sequence.answer) < 8 and sequence.error is None:
         engine.step()
     assert sequence.answer[:8] == whole and sequence.counters.accepted <= sequence.counters.drafted

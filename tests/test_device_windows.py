@@ -24,7 +24,8 @@ WINDOWS = {
 
 def test_tokens_do_not_depend_on_pages_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":  # the interpreter is slow
-        monkeypatch.setattr(attention, "splits", lambda kv_heads: 2)
+        monkeypatch.setattr(attention, "PROGRAMS", 1)
+        monkeypatch.setattr(attention, "LEAST_SPLITS", 2)
     folder = tiny_model(tmp_path, "qwen2", **(SMALL | WINDOWS))
     asked = [request([(7 * n + at) % VOCAB for at in range(38)], max_tokens=TOKENS) for n in range(2)]
     engine = device_engine(folder, None)

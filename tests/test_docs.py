@@ -16,7 +16,7 @@ import pytest
 from tiny import tiny_model
 
 import forerun
-from forerun.bench import http_load
+from forerun.bench import load
 from forerun.bench.__main__ import SUITES
 from forerun.bench.child_server import ChildServer
 from forerun.bench.suites import work
@@ -93,9 +93,9 @@ def test_the_commands_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where pictures go
     monkeypatch.setattr(work, "PAIRS", 1)  # a benchmark of seconds, not of minutes
-    monkeypatch.setattr(http_load, "TURNS", 1)
-    monkeypatch.setattr(http_load, "LEAST_JOBS", 1)
-    monkeypatch.setattr(http_load, "JOBS_PER_CLIENT", 1)
+    for name in ("TURNS", "LEAST_JOBS", "JOBS_PER_CLIENT", "LEAST_ARRIVALS"):
+        monkeypatch.setattr(load, name, 1)
+    monkeypatch.setattr(load, "MINUTES", 0.05)
     for name in ANSWER_TOKENS:
         monkeypatch.setitem(ANSWER_TOKENS, name, 4)
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello!\n/set max_tokens=8\nWho are you?\n"))

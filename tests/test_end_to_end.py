@@ -285,7 +285,7 @@ def test_a_request_without_a_seed_gets_one(model: LanguageModel) -> None:
     [
         ("forerun.loading.run_probe", "GiB free: free some"),
         ("forerun.loading.load_head", "is out of memory"),
-        ("forerun.engine.host.HostExecutor.start", "is out of memory"),
+        ("forerun.engine.runner.Runner.start", "is out of memory"),
     ],
 )
 @pytest.mark.parametrize(

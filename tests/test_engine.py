@@ -9,6 +9,7 @@ import torch
 from engines import CHUNK, PAGE, VOCAB, NoText, Scripted, decoder, engine, finish, request, run
 from tiny import tiny_model
 
+from forerun.engine.plan import Plan, Ticket
 from forerun.engine.sequence import Status
 from forerun.errors import ForerunError
 from forerun.models.layers.decoder import Decoder
@@ -94,13 +95,13 @@ def test_prompts_share_passes_with_answers(models: tuple[Decoder, Decoder], monk
     wishes = [request(prompt[: 3 + 5 * n] * 3, max_tokens=12, draft="lookup") for n, prompt in enumerate(prompts(8))]
     alone = [run(engine(models[0]), wish)[0].answer for wish in wishes]
     machine, passes = engine(models[0]), []
-    usual = machine.executor.run
+    usual = machine.runner.start
 
-    def watched(work: Any, turns: Any, reading: Any, began: float) -> None:
-        passes.append((len(turns), len(reading)))
-        usual(work, turns, reading, began)
+    def watched(plan: Plan) -> Ticket:
+        passes.append((len(plan.generating), len(plan.turns) - len(plan.generating)))
+        return usual(plan)
 
-    monkeypatch.setattr(machine.executor, "run", watched)
+    monkeypatch.setattr(machine.runner, "start", watched)
     sequences = []
     for wish in wishes:
         sequences.append(machine.submit(wish, NoText()))
@@ -160,7 +161,7 @@ def test_garbage_truth_and_exceptions_from_a_drafter(models: tuple[Decoder, Deco
         "raises": boom,
     }
     for name, script in scripts.items():
-        machine.drafters.by_name["lookup"] = Scripted(script)
+        machine.drafters.texts["lookup"] = Scripted(script)
         (other,) = run(machine, request(prompt, draft="lookup"), warned=True)
         assert other.answer == plain.answer, name
         if name == "truth":
@@ -174,7 +175,7 @@ def test_limits_inside_a_round(models: tuple[Decoder, Decoder]) -> None:
     prompt = prompts(1)[0]
     (plain,) = run(machine, request(prompt, max_tokens=30))
     truth = Scripted(lambda text, depth: plain.tokens[len(text) : len(text) + depth])
-    machine.drafters.by_name["lookup"] = truth
+    machine.drafters.texts["lookup"] = truth
     for length in range(1, 12):
         (cut,) = run(machine, request(prompt, max_tokens=length, draft="lookup", draft_tokens=7))
         assert (cut.answer, cut.finish_reason) == (plain.answer[:length], "length")
@@ -218,8 +219,7 @@ def test_cancellation_at_every_step_frees_everything(models: tuple[Decoder, Deco
         for sequence in sequences:
             machine.release(sequence)
         machine.pool.check([])
-        drafter = machine.drafters.by_name["model"]
-        assert drafter.pool.free == drafter.pool.count  # type: ignore[attr-defined]
+        assert machine.pool.free == machine.pool.count
         assert machine.scheduler.idle
 
 

@@ -13,7 +13,6 @@ from rules import ByRule
 from tiny import tiny_model
 
 from forerun.draft.protocol import Draft, Want
-from forerun.engine.host import HostExecutor
 from forerun.models.layers.decoder import Decoder
 
 WISHES = [request([5 + n, 6, 7, 8] * 6, max_tokens=12, draft="lookup") for n in range(3)]
@@ -54,8 +53,7 @@ def test_a_sink(target: Decoder, alone: list[list[int]]) -> None:
 def test_a_pass(target: Decoder, alone: list[list[int]], prompt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever cannot be computed fails, in its prompt or in a round with others; nobody is asked for it again."""
     machine = engine(target)
-    assert isinstance(machine.executor, HostExecutor)
-    usual, raised = machine.executor.target.forward, []
+    usual, raised = machine.runner.target.forward, []
     sequences = [machine.submit(wish, NoText()) for wish in WISHES]
 
     def forward(batch: Any) -> Any:
@@ -66,7 +64,7 @@ def test_a_pass(target: Decoder, alone: list[list[int]], prompt: bool, monkeypat
             raise RuntimeError("no pass")
         return usual(batch)
 
-    monkeypatch.setattr(machine.executor.target, "forward", forward)
+    monkeypatch.setattr(machine.runner.target, "forward", forward)
     finish(machine, sequences)
     assert raised and isinstance(sequences[1].error, RuntimeError)
     assert sequences[1].answer == alone[1][: len(sequences[1].answer)]
@@ -81,7 +79,7 @@ def test_keeping_rows(target: Decoder, alone: list[list[int]], monkeypatch: pyte
     while len(sequences[1].answer) < 3:
         machine.step()
 
-    def commit(count: int) -> None:
+    def commit(*_: Any) -> None:
         raise RuntimeError("no rows")
 
     monkeypatch.setattr(sequences[1].cache, "commit", commit)
@@ -109,7 +107,7 @@ def test_what_a_drafter_says_is_never_trusted(target: Decoder, alone: list[list[
             return [LIES[lie] if want.sequence_id == 1 else Draft([]) for want in wants]  # type: ignore[misc]
 
     machine = engine(target)
-    machine.drafters.by_name["lookup"] = Liar(None)
+    machine.drafters.texts["lookup"] = Liar(None)
     wishes = [request(wish.prompt, max_tokens=12, draft="lookup", accept=accept) for wish in WISHES]
     sequences = [machine.submit(wish, NoText()) for wish in wishes]
     finish(machine, sequences)
@@ -120,7 +118,7 @@ def test_what_a_drafter_says_is_never_trusted(target: Decoder, alone: list[list[
 def test_ids_of_a_drafter_become_plain_numbers(target: Decoder, alone: list[list[int]]) -> None:
     """Whatever counts as one: they are emitted, and written as JSON."""
     machine, text = engine(target), [*WISHES[0].prompt, *alone[0]]
-    machine.drafters.by_name["lookup"] = Scripted(lambda said, depth: list(np.array(text[len(said) :][:depth])))
+    machine.drafters.texts["lookup"] = Scripted(lambda said, depth: list(np.array(text[len(said) :][:depth])))
     (sequence,) = run(machine, WISHES[0])
     assert sequence.counters.accepted and sequence.answer == alone[0]
     assert {type(token) for token in sequence.answer} == {int}

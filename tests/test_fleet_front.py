@@ -106,7 +106,10 @@ def shown(data: bytes = PICTURE) -> dict[str, Any]:
 
 def test_pictures_are_seen_by_a_replica(address: str, single: str) -> None:
     first, second = (call(each, "/v1/chat/completions", shown()).json for each in (address, single))
-    assert first["choices"] == second["choices"] and first["usage"] == second["usage"]
+    assert first["choices"] == second["choices"]
+    assert first["usage"]["prompt_tokens"] == second["usage"]["prompt_tokens"]
+    # The replica knows the picture from the first question.
+    assert [each["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 for each in (first, second)] == [False, True]
     other = call(address, "/v1/chat/completions", shown(encoded(picture(seed=2)))).json
     assert other["choices"] != first["choices"]
     counts = [call(each, "/v1/chat/completions/input_tokens", shown()).json for each in (address, single)]

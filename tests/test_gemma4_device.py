@@ -1,4 +1,4 @@
-"""Gemma 4 in device rounds: the kernels of a GPU, or Triton's interpreter, against the reference and the host."""
+"""Gemma 4 in rounds of a device: the kernels of a GPU, or Triton's interpreter, against the reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_engines import DEVICE, SLOW, TOKENS, answers, device_engine, device_of
+from device_engines import DEVICE, SLOW, TOKENS, Knowing, answers, device_engine
 from engines import VOCAB, request, run
 from tiny_gemma import FULL, SLIDING, random_gemma, save_gemma
 
@@ -54,7 +54,7 @@ def test_logits_agree_with_transformers(folder: Path, fewer_programs: None) -> N
     caches = [SequenceCache(pool) for _ in range(2)]
     for cache, length in zip(caches, (30, 20), strict=True):
         cache.grow(length + 5)
-        found = model.forward(make_pass([(cache, PROMPT[:length])], last_only=False, prefill=True)).logits
+        found = model.forward(make_pass([(cache, PROMPT[:length])], last_only=False, prompt=True)).logits
         cache.commit(length)
         torch.testing.assert_close(found.cpu(), expected[:length], atol=1e-4, rtol=0)
     work = [(caches[0], PROMPT[30:35]), (caches[1], PROMPT[20:21])]
@@ -66,10 +66,14 @@ def test_logits_agree_with_transformers(folder: Path, fewer_programs: None) -> N
 @SLOW
 def test_rounds_give_what_plain_decoding_gives(folder: Path, fewer_programs: None) -> None:
     asked = [request(p, max_tokens=TOKENS) for p in ([5, 6] * 6, PROMPT)]
-    plain = answers(device_engine(folder, None, rounds=False), *asked)
-    assert answers(device_engine(folder, None), *asked) == plain
-    drafted = [request(wish.prompt, max_tokens=TOKENS, draft="lookup", draft_tokens=3) for wish in asked]
-    assert answers(device_engine(folder, None), *drafted) == plain
+    engine = device_engine(folder, None, drafter=Knowing())
+    alone = [answers(engine, wish)[0] for wish in asked]
+    assert answers(engine, *asked) == alone
+    texts = [[*wish.prompt, *answer] for wish, answer in zip(asked, alone, strict=True)]
+    engine = device_engine(folder, None, drafter=Knowing(*texts), chunk=11)
+    sequences = run(engine, *(request(wish.prompt, max_tokens=TOKENS, draft="mtp", draft_tokens=3) for wish in asked))
+    assert [sequence.answer for sequence in sequences] == alone
+    assert all(sequence.counters.accepted for sequence in sequences)
 
 
 TEXT = [45, 76, 73, 5, 80, 72]
@@ -78,32 +82,27 @@ TEXT = [45, 76, 73, 5, 80, 72]
 @SLOW
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_an_assistant_drafts_inside_rounds(temperature: float, gemma_pair: Path, fewer_programs: None) -> None:
-    """What host and device draft is the same, and the text is that of plain decoding; edits take part."""
+    """The text is that of plain decoding; edits take part."""
     asked = {"max_tokens": 2 * TOKENS, "temperature": temperature, "seed": 2, "logit_bias": {17: 1.0}}
     prompts = [TEXT, [81] * 20]
     target, assistant = gemma_pair / "target", gemma_pair / "assistant"
     plain = answers(device_engine(target, None), *(request(p, **asked) for p in prompts))
-    wishes = [request(p, draft="assistant", draft_tokens=3, **asked) for p in prompts]
-    found = []
-    for rounds in (True, False):
-        engine = device_engine(target, None, assistant=assistant, rounds=rounds)
-        if rounds:
-            half = device_of(engine).half
-            assert half is not None and half.name == "assistant"
-        sequences = run(engine, *wishes)
-        assert [sequence.answer for sequence in sequences] == plain
-        found.append(sum(sequence.counters.accepted for sequence in sequences))
-    assert min(found) > 4, found
+    engine = device_engine(target, None, assistant=assistant)
+    sequences = run(engine, *(request(p, draft="assistant", draft_tokens=3, **asked) for p in prompts))
+    assert [sequence.answer for sequence in sequences] == plain
+    assert sum(sequence.counters.accepted for sequence in sequences) > 4
 
 
 @SLOW
-def test_a_sequence_goes_back_and_forth(gemma_pair: Path, fewer_programs: None) -> None:
-    """One that the host must decide for joins one of the device; then each goes on alone."""
+def test_the_host_decides_for_one_of_two(gemma_pair: Path, fewer_programs: None) -> None:
+    """An assistant drafts for both; who chooses makes no difference to either."""
     target, assistant = gemma_pair / "target", gemma_pair / "assistant"
     asked = [
         request(TEXT, max_tokens=TOKENS, draft="assistant", draft_tokens=2),
-        request([81] * 20, max_tokens=TOKENS, temperature=0.9, top_k=280, seed=4, draft="assistant", draft_tokens=2),
+        replace(request([81] * 20, max_tokens=TOKENS, temperature=0.9, top_k=280, seed=4), logprobs=1),
     ]
-    plain = [replace(wish, draft="off", draft_tokens=None) for wish in asked]
+    plain = [replace(wish, draft="off", draft_tokens=None, logprobs=None) for wish in asked]
     expected = answers(device_engine(target, None), *plain)
-    assert answers(device_engine(target, None, assistant=assistant), *asked) == expected
+    engine = device_engine(target, None, assistant=assistant)
+    drafted = replace(asked[1], draft="assistant", draft_tokens=2)
+    assert answers(engine, asked[0], drafted) == expected

@@ -43,7 +43,7 @@ def test_drafts_change_nothing(model: Decoder, temperature: float) -> None:
             return [token if (len(text) + at) % (wrong + 2) else (token + 1) % VOCAB for at, token in enumerate(true)]
 
         machine = engine(model)
-        machine.drafters.by_name["lookup"] = Scripted(script)
+        machine.drafters.texts["lookup"] = Scripted(script)
         wishes = [request(p, draft="lookup", draft_tokens=depth, **asked) for p in (SHORT, LONG)]
         found = run(machine, *wishes)
         assert [sequence.answer for sequence in found] == plain
@@ -55,7 +55,7 @@ def test_an_end_token_inside_a_round(model: Decoder) -> None:
     stop = frozenset({plain.answer[9]})
     (expected,) = run(engine(model), request(LONG, max_tokens=20, stop_ids=stop))
     machine = engine(model)
-    machine.drafters.by_name["lookup"] = Scripted(lambda text, wanted: (LONG + plain.answer)[len(text) :][:wanted])
+    machine.drafters.texts["lookup"] = Scripted(lambda text, wanted: (LONG + plain.answer)[len(text) :][:wanted])
     (found,) = run(machine, request(LONG, max_tokens=20, stop_ids=stop, draft="lookup", draft_tokens=6))
     assert (found.answer, found.finish_reason) == (expected.answer, "stop") and found.counters.accepted > 4
 

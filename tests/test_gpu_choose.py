@@ -12,7 +12,6 @@ from forerun.kernels import portable
 from forerun.kernels.gpu import choosing
 from forerun.kernels.gpu.choosing import BROKEN, UNDECIDED, _gumbel, _gumbel_bound, choose_tokens, scratch_for
 from forerun.kernels.gpu.committing import accept
-from forerun.kernels.gpu.feature_ring import keep
 from forerun.sample import Row, RowError, SamplingParams, TokenHistory, device, noise, reference
 from forerun.sample.acceptance import accept_coupled
 from forerun.sample.masks import packed
@@ -270,24 +269,25 @@ def test_cuda_tensors_go_to_the_device_body(monkeypatch):
     assert module.choose(OnCuda(), [row()], 8) == ["torch"]
 
 
-def commit_twin(tokens, chosen, bad, drafted, live, position, slot, kept, parity):
-    """What `accept` does, in Python lists: accepted, final, result; the states change in place."""
-    accepted, final, result = [], [], []
+def commit_twin(tokens, chosen, bad, drafted, live, limit, final, position, slot, kept, parity):
+    """What `accept` does, in Python lists: accepted, result; `final` and the states change in place."""
+    accepted, result = [], []
     for lane, line in enumerate(tokens):
-        count, last = 0, line[0]
+        count, left = 0, limit[lane] - position[lane] - 2
         if live[lane]:
             drafts = line[1 : 1 + drafted[lane]]
-            count, last = accept_coupled(chosen[lane][: len(drafts) + 1], drafts)
+            count, _ = accept_coupled(chosen[lane][: len(drafts) + 1], drafts)
             if any(bad[lane][: count + 1]):
                 count = next(row for row, flag in enumerate(bad[lane]) if flag) - 1
-                last = chosen[lane][count] if count >= 0 else line[0]
+        count = max(-1, min(count, left))
+        if live[lane]:
+            final[lane] = chosen[lane][count] if count >= 0 else final[lane]
             position[lane] += count + 1
             kept[slot[lane]] = count + 1
             parity[slot[lane]] ^= 1
         accepted.append(count)
-        final.append(last)
         result.append([*chosen[lane], count, int(live[lane] and bad[lane][0] == BROKEN)])
-    return accepted, final, result
+    return accepted, result
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 16])
@@ -312,6 +312,8 @@ def test_accept_walks_as_the_host_does(width, recurrent):
     }
     bad = rng.choice([0, BROKEN, UNDECIDED], (lanes, width), p=[0.8, 0.1, 0.1])
     bad[0], bad[2, 0], bad[3, 0] = 0, UNDECIDED, BROKEN
+    limit = states["position"] + rng.integers(1, 20, lanes)  # 1: the answer has ended
+    limit[0] = limit[0] + 20
 
     def here(values, dtype=torch.int32):
         return torch.tensor(values, dtype=dtype, device=DEVICE)
@@ -322,13 +324,14 @@ def test_accept_walks_as_the_host_does(width, recurrent):
     result = torch.full((lanes, width + 2), -1, device=DEVICE)
     accept(
         *(here(tokens, long), here(chosen, long), here(bad), here(drafted), here(live), on["position"]),
-        *(accepted, final, result),
+        *(accepted, final, result, here(limit)),
         *([on["slot"], on["kept"], on["parity"]] if recurrent else []),
     )
     host = {name: values.tolist() for name, values in states.items()}
-    lists = [values.tolist() for values in (tokens, chosen, bad, drafted, live)]
-    expected = commit_twin(*lists, host["position"], host["slot"], host["kept"], host["parity"])
-    assert (accepted.tolist(), final.tolist(), result.tolist()) == expected
+    lists = [values.tolist() for values in (tokens, chosen, bad, drafted, live, limit)]
+    ends = [-1] * lanes
+    expected = commit_twin(*lists, ends, host["position"], host["slot"], host["kept"], host["parity"])
+    assert (accepted.tolist(), result.tolist()) == expected and final.tolist() == ends
     assert on["position"].tolist() == host["position"]
     assert max(expected[0]) == width - 1  # lane 0: the whole width
     for name in ("kept", "parity"):
@@ -363,23 +366,3 @@ def test_a_captured_graph_follows_its_inputs():
         graph.replay()
         rows = [row(temperature=1.0, seed=step, position=step + 1)] * 2
         assert out.tolist() == reference.choose(logits, rows, 5000)
-
-
-def test_features_put_by() -> None:
-    """Where they belong in the ring; a lane that could not decide is no further behind."""
-
-    def integers(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
-
-    size, ring, before, accepted = 2500, 4, [3, 5, 9], [0, -1, 0]
-    generator = torch.Generator().manual_seed(1)
-    features = torch.randn(3, size, generator=generator).to(DEVICE)
-    token = torch.tensor([7, 8, 9], device=DEVICE)
-    kept, tokens = torch.zeros(5, ring, size, device=DEVICE), torch.zeros(5, ring, dtype=torch.int64, device=DEVICE)
-    behind, drafted = integers([2, 2, 2, 2, 2]), integers([3, 3, 3, 3, 3])
-    keep(features, token, integers(before), integers(accepted), kept, tokens, behind, drafted)
-    expected, written = torch.zeros_like(kept), torch.zeros_like(tokens)
-    for lane, position in enumerate(before):
-        expected[lane, position % ring], written[lane, position % ring] = features[lane], token[lane]
-    assert torch.equal(kept, expected) and torch.equal(tokens, written)
-    assert behind.tolist() == [3, 2, 3, 2, 2] and drafted.tolist() == [0, 0, 0, 3, 3]

@@ -274,7 +274,8 @@ def test_rounds_follow_each_other_without_the_host(seed):
         chosen.copy_(edited.argmax(-1).view(slots, width))
         accepted, result = numbers([0] * slots), torch.empty(slots, width + 2, dtype=torch.int64, device=DEVICE)
         bad[1, 0] = 2 * rng.randrange(2)  # sometimes the device cannot decide
-        accept(tokens.to(DEVICE), chosen, bad, numbers(drafted), numbers(live), position, accepted, pending, result)
+        moved = position, accepted, pending, result, numbers([1 << 20] * slots)
+        accept(tokens.to(DEVICE), chosen, bad, numbers(drafted), numbers(live), *moved)
         remember(chosen, accepted, numbers(live), buffers.tables)
         for slot in range(slots):
             emitted = chosen[slot, : int(accepted[slot]) + 1].tolist() if live[slot] else []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_engines import device_of
+from device_engines import runner_of
 from prompts import PROMPTS
 from row_bits import check_row_bits
 from tiny_qwen import tiny_qwen
@@ -34,15 +34,13 @@ BATCHES, WIDTHS = (1, 2, 7, 16, 17, 32, 64), (1, 2, 5, 8, 16)
 @torch.inference_mode()
 @pytest.mark.parametrize("shape", list(FEW_LAYERS))
 def test_rows_keep_their_bits_in_real_shapes(shape: str) -> None:
-    """Every lane at every width against the same rows one at a time; the lanes between have another text and length."""
-    from forerun.loading import graphed
-
+    """Every sequence at every width against the same rows one at a time; those between have another text and length."""
     machine = plan_machine("cuda", "bfloat16", "none")
     checkpoint = RandomCheckpoint(SHAPES[shape] | {"num_hidden_layers": FEW_LAYERS[shape]}, machine.device)
     model = build(checkpoint, machine.kernels, machine.device, machine.dtype, NullProgress())
     pool = PagePool.for_model(model.config, 200, 64, machine.dtype, machine.device, slots=65, on_device=True)
-    target = graphed(model, pool, 512)
-    check_row_bits(target, pool, (57, 140), BATCHES, WIDTHS)
+    model.rope.reserve(512)
+    check_row_bits(model, pool, (57, 140), BATCHES, WIDTHS)
 
 
 @pytest.fixture(scope="module", params=["dense", "sparse"])
@@ -134,7 +132,7 @@ def test_the_other_ways_to_choose(real: LanguageModel) -> None:
         plain = forerun.generate(real, PROMPTS[number], draft="off", **options)
         for arm in ("lookup", "mtp", "auto"):
             assert forerun.generate(real, PROMPTS[number], draft=arm, **options).tokens == plain.tokens
-    shapes = list(device_of(real.engine).rounds)
+    shapes = list(runner_of(real.engine)._rounds)
     assert any(shape.filtered for shape in shapes) and any(shape.edited for shape in shapes)
 
 

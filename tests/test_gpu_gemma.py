@@ -12,10 +12,9 @@ from tiny_gemma import FULL, SIZES, SLIDING, VARIANTS
 
 from forerun.bench.random_model import SHAPES, RandomCheckpoint
 from forerun.cache.pages import PagePool
-from forerun.engine.graphs import GraphedTarget
 from forerun.kernels.cuda import CudaKernels
-from forerun.loading import graphed
 from forerun.models.families import build
+from forerun.models.layers.decoder import Decoder
 from forerun.progress import NullProgress
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in exp")  # of a large logit it is infinite
@@ -30,11 +29,13 @@ REAL = {
 PAGE, WINDOW = 16, 20
 
 
-def target_of(config: dict[str, Any], page: int, pages: int, context: int, dtype: torch.dtype) -> GraphedTarget:
-    """Random weights, as the engine runs them on a device; a pool of so many pages in each group."""
+def model_of(
+    config: dict[str, Any], page: int, pages: int, context: int, dtype: torch.dtype
+) -> tuple[Decoder, PagePool]:
+    """Random weights, and a pool of so many pages in each group."""
     model = build(RandomCheckpoint(config, DEVICE), CudaKernels(DEVICE), DEVICE, dtype, NullProgress())
-    pool = PagePool.for_model(model.config, pages, page, dtype, DEVICE, on_device=True)
-    return graphed(model, pool, context)
+    model.rope.reserve(context)
+    return model, PagePool.for_model(model.config, pages, page, dtype, DEVICE, on_device=True)
 
 
 @pytest.mark.gpu
@@ -45,8 +46,8 @@ def test_rows_keep_their_bits_in_real_shapes(name: str) -> None:
     window = REAL[name]["sliding_window"]
     lengths = (window - 3, window + 300)
     pages = 66 * (-(-(lengths[1] + 8) // 64))
-    target = target_of(REAL[name], 64, pages, 2048, torch.bfloat16)
-    check_row_bits(target, target.pool, lengths, (1, 7, 32, 64), (1, 5, 8))
+    model, pool = model_of(REAL[name], 64, pages, 2048, torch.bfloat16)
+    check_row_bits(model, pool, lengths, (1, 7, 32, 64), (1, 5, 8))
 
 
 @pytest.mark.kernels
@@ -57,5 +58,5 @@ def test_rows_keep_their_bits_in_tiny_shapes(variant: str, fewer_programs: None)
     kind = "gemma4_unified_text" if variant == "12B" else "gemma4_text"
     config = SIZES | VARIANTS[variant] | (SHARING if variant == "E4B" else FEW)
     config |= {"model_type": kind, "sliding_window": WINDOW}
-    target = target_of(config, PAGE, 12, 64, torch.float32)
-    check_row_bits(target, target.pool, (WINDOW - 2, 2 * PAGE - 1), (2,), (3,))
+    model, pool = model_of(config, PAGE, 12, 64, torch.float32)
+    check_row_bits(model, pool, (WINDOW - 2, 2 * PAGE - 1), (2,), (3,))

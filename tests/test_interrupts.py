@@ -18,7 +18,7 @@ from tiny import tiny_model
 import forerun
 from forerun.engine.interrupts import interrupts_held, interrupts_let_through
 from forerun.engine.ownership import Ownership
-from forerun.engine.plan import Round
+from forerun.engine.plan import Plan
 from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up
 from forerun.language_model import Generation, LanguageModel
@@ -179,10 +179,10 @@ def test_interrupted_measurements_leave_nothing_behind(
 ) -> None:
     machine = engine(models[0], draft_model=models[1])
 
-    def impatient(_: float) -> None:
+    def impatient() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(machine, "_schedule", impatient)
+    monkeypatch.setattr(machine, "_plan", impatient)
     with pytest.raises(KeyboardInterrupt):
         warm_up(machine, False, NullProgress())
     assert not machine.scheduler.active
@@ -192,7 +192,7 @@ def test_interrupted_measurements_leave_nothing_behind(
 def test_a_prompt_that_was_left_half_read_is_read_to_its_end(models: tuple[Decoder, Decoder]) -> None:
     """Cancelled in the middle of it, moved to host memory, taken up again."""
     prompt = [(7 * n) % 200 + 5 for n in range(60)]
-    machine = engine(models[0], pages=16)
+    machine = engine(models[0], pages=16, prefix_cache=False)
     wish = request(prompt, max_tokens=6)
     plain = run(machine, wish)[0].answer
     sequence = machine.submit(wish, NoText())
@@ -213,20 +213,20 @@ def test_the_answer_has_all_the_round_gave(tmp_path: Path, monkeypatch: pytest.M
     plain = forerun.generate(model, PROMPT, max_tokens=30, draft="off", raw=True)
     with forerun.stream(model, PROMPT, max_tokens=30, draft="off", raw=True) as answer:
         shown = [next(answer).text for _ in range(2)]
-        whole = model.engine._schedule
+        whole = model.engine._plan
 
-        def impatient(began: float) -> Round:
+        def impatient() -> Plan:
             signal.raise_signal(signal.SIGINT)
-            return whole(began)
+            return whole()
 
-        monkeypatch.setattr(model.engine, "_schedule", impatient)
+        monkeypatch.setattr(model.engine, "_plan", impatient)
         with pytest.raises(KeyboardInterrupt):
             next(answer)
         response = answer.response()
         assert response.completion_tokens == 3 == len(response.tokens)
         shown += [chunk.text for chunk in answer.ready_chunks()]
         assert len(shown) == 3 and "".join(shown) == response.text == answer.response().text
-        monkeypatch.setattr(model.engine, "_schedule", whole)
+        monkeypatch.setattr(model.engine, "_plan", whole)
         assert "".join([*shown, *(chunk.text for chunk in answer)]) == plain.text
 
 

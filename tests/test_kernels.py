@@ -100,9 +100,9 @@ def test_the_probe_sees_a_changed_order_of_summation() -> None:
     """A product that splits K for wide passes, as GEMM libraries do, must not pass."""
 
     class Splitting(ReferenceKernels):
-        def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+        def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
             if len(x) < 4:
-                return super().linear(x, matrix, prefill)
+                return super().linear(x, matrix)
             assert isinstance(matrix, FloatMatrix)
             weight, half = matrix.weight, x.shape[1] // 2
             return x[:, :half] @ weight[:, :half].T + x[:, half:] @ weight[:, half:].T
@@ -128,7 +128,7 @@ def test_bytes_of_activations_cost_little(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("kernels", [kernels_of(FIRST), ReferenceKernels()], ids=lambda kernels: kernels.name)
 @pytest.mark.parametrize("how", [{}, {"scale": 1.0}, {"scale": 0.5, "softcap": 1.5, "window": 7}])
 def test_the_maths_of_attention(kernels: ReferenceKernels, how: dict[str, float]) -> None:
-    """Against a softmax written out, in decode and in prefill, with the keys of a layer that has fewer heads."""
+    """Against a softmax written out, alone and in a pass of several, with the keys of a layer that has fewer heads."""
     layer = LayerPages(random(12, 2, 16, 8), random(12, 2, 8, 16, seed=1))
     rows = ragged([5, 4, 1], [6, 25, 0], [[3, 1], [7, 2, 5, 0], [4]])
     queries = HeadLayout(4, 0, 16)
@@ -138,11 +138,10 @@ def test_the_maths_of_attention(kernels: ReferenceKernels, how: dict[str, float]
     angles = Angles(random(30, 8, seed=8), random(30, 8, seed=9))
     kernels.rotate_and_store(qkv, queries, rows, layer, angles, HeadNorms(random(16), random(16), 1e-6))
     assert torch.equal(layer.keys, before.keys) and torch.equal(layer.values, before.values), "queries store nothing"
-    out = kernels.attention(qkv, spec, rows, layer, False)
+    out = kernels.attention(qkv, spec, rows, layer)
     for sequence, start, count in rows.spans():
         here = slice(start, start + count)
-        prefill = kernels.attention(qkv[here], spec, one_sequence(rows, sequence), layer, True)
-        torch.testing.assert_close(prefill, out[here], atol=1e-5, rtol=1e-5)
+        assert torch.equal(kernels.attention(qkv[here], spec, one_sequence(rows, sequence), layer), out[here])
         pages = rows.block_tables[0][sequence].tolist()
         keys = torch.cat([layer.keys[page] for page in pages], dim=2)  # [kv heads, size, length]
         values = torch.cat([layer.values[page] for page in pages], dim=1)

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from forerun.cache.recurrent import StateSlots
 from forerun.kernels import compiled_recurrent as compiled
-from forerun.kernels import prefill as chunked
-from forerun.kernels import reference_recurrent
 from forerun.kernels.cpu import CpuKernels
 from forerun.kernels.interface import Decay, DeltaLayout, Expert
 from forerun.kernels.reference import ReferenceKernels
@@ -41,13 +39,13 @@ class Recurrence:
         self.decay = Decay(-random(layout.value_heads, seed=1).exp(), random(layout.value_heads, seed=2))
         self.weight = random(layout.window, layout.width, seed=3)
 
-    def run(self, work: list[tuple[int, Tensor, Tensor]], keep: int | None, prefill: bool = False) -> Tensor:
+    def run(self, work: list[tuple[int, Tensor, Tensor]], keep: int | None) -> Tensor:
         """Rows of several slots in one pass."""
-        staged = [self.slots.stage(slot, len(x), prefill) for slot, x, _ in work]
+        staged = [self.slots.stage(slot, len(x), prompt=False) for slot, x, _ in work]
         rows = recurrent([(slot, len(x)) for slot, x, _ in work], self.slots.layers, staged[0], CPU)
         x, gates = (torch.cat([part[place] for part in work]) for place in (1, 2))
         mixed = self.kernels.convolve(x, self.layout, rows, 0, self.weight)
-        out = self.kernels.delta_rule(mixed, gates, self.layout, rows, 0, self.decay, prefill)
+        out = self.kernels.delta_rule(mixed, gates, self.layout, rows, 0, self.decay)
         for (slot, mine, _), stage in zip(work, staged, strict=True):
             self.slots.commit(slot, stage, len(mine) if keep is None else keep)
         return out
@@ -64,27 +62,9 @@ def test_the_recurrence_agrees_with_the_reference(layout: DeltaLayout) -> None:
     ours, theirs = Recurrence(CpuKernels(False), layout), Recurrence(ReferenceKernels(), layout)
     for recurrence in (ours, theirs):
         recurrence.slots.take()
-    for begin, end, prefill in [(0, 70, True), (70, 71, False), (71, 80, False), (80, 90, False)]:
+    for begin, end in [(0, 70), (70, 71), (71, 80), (80, 90)]:
         work = [(0, x[begin:end], gates[begin:end])]
-        expected = theirs.run(work, None, prefill)  # the chunked form where the pass is a long prefill
-        torch.testing.assert_close(ours.run(work, None, prefill), expected, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("count", [1, 5, 64, 65, 128, 203, 300])
-def test_chunks_of_the_delta_rule_agree_with_one_row_after_another(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "DELTA_ROWS", 128)
-    queries, rows = random(count, LAYOUT.key_column), random(count, LAYOUT.record, seed=1) * LAYOUT.key_size**-0.5
-    heads = LAYOUT.value_heads
-    rows[:, -2 * heads :] = random(count, 2 * heads, seed=2).sigmoid()
-    rows[count // 2, -2 * heads] = 0.0  # a decay that has underflowed
-    begun = random(heads, LAYOUT.key_size, LAYOUT.value_size, seed=3)
-    state, expected = begun, []
-    for query, row in zip(queries, rows, strict=True):
-        state = reference_recurrent.advance(state, row, LAYOUT)
-        expected.append(reference_recurrent.read(state, query, LAYOUT))
-    answers, end = chunked.chunked_delta_rule(queries, rows, begun, LAYOUT)
-    torch.testing.assert_close(answers, torch.stack(expected), atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(end, state, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(ours.run(work, None), theirs.run(work, None), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kernels", [CpuKernels(False), ReferenceKernels()], ids=["cpu", "reference"])
@@ -145,13 +125,13 @@ def test_experts_do_not_see_how_many_rows_they_get(kernels: Body) -> None:
     ]
     x = random(9, 20, seed=99)
     ids, weights = kernels.route(random(9, 5, seed=98), 3)
-    together = kernels.experts(x, ids, weights, experts, prefill=False)
+    together = kernels.experts(x, ids, weights, experts)
     for row in range(9):
         here = slice(row, row + 1)
-        assert torch.equal(kernels.experts(x[here], ids[here], weights[here], experts, prefill=False), together[here])
+        assert torch.equal(kernels.experts(x[here], ids[here], weights[here], experts), together[here])
     dense = torch.zeros_like(together)
     for row in range(9):
         for number, weight in zip(ids[row].tolist(), weights[row], strict=True):
-            inner = kernels.silu_mul(kernels.linear(x[row : row + 1], experts[number].gate_up, prefill=False))
-            dense[row] += weight * kernels.linear(inner, experts[number].down, prefill=False)[0]
+            inner = kernels.silu_mul(kernels.linear(x[row : row + 1], experts[number].gate_up))
+            dense[row] += weight * kernels.linear(inner, experts[number].down)[0]
     torch.testing.assert_close(together, dense)

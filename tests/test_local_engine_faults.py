@@ -13,7 +13,6 @@ from local_engines import ask, language_model, serving, tokens, work
 from tiny import tiny_model
 
 from forerun.engine.drafters import ROUNDS
-from forerun.engine.host import HostExecutor
 from forerun.language_model import LanguageModel
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Output
@@ -55,9 +54,8 @@ class Unflushed(NoText):
 
 def break_passes(model: LanguageModel, failing: Any) -> None:
     """Passes in which the bad request has rows, of its answer, fail as told."""
-    executor = model.engine.executor
-    assert isinstance(executor, HostExecutor)
-    usual = executor.target.forward
+    target = model.engine.runner.target
+    usual = target.forward
 
     def forward(batch: Any) -> Output:
         bad = [s for s in model.engine.scheduler.active if s.request is WISHES[BAD] and len(s.answer) > 3]
@@ -66,7 +64,7 @@ def break_passes(model: LanguageModel, failing: Any) -> None:
         mine = [index for index, page in enumerate(first) if page in pages]
         return failing(usual, batch, mine) if mine else usual(batch)
 
-    executor.target.forward = forward  # type: ignore[method-assign]
+    target.forward = forward  # type: ignore[method-assign]
 
 
 def raises(error: Exception) -> Any:
@@ -87,7 +85,7 @@ def not_a_number(usual: Any, batch: Any, mine: list[int]) -> Output:
 def others_are_well(target: Decoder, alone: list[list[int]], sink: Any, failing: Any) -> ApiError:
     async def main() -> ApiError:
         model = language_model(target)
-        usual = model.engine.executor.target.forward  # type: ignore[attr-defined]
+        usual = model.engine.runner.target.forward
         if failing is not None:
             break_passes(model, failing)
         try:
@@ -100,7 +98,7 @@ def others_are_well(target: Decoder, alone: list[list[int]], sink: Any, failing:
                 assert [tokens(one) for one in found] == alone[:BAD] + alone[BAD + 1 :]  # type: ignore[arg-type]
                 return error
         finally:
-            model.engine.executor.target.forward = usual  # type: ignore[attr-defined]
+            model.engine.runner.target.forward = usual  # type: ignore[method-assign]
 
     return asyncio.run(main())
 
@@ -136,7 +134,7 @@ def test_a_drafter(target: Decoder, alone: list[list[int]], caplog: pytest.LogCa
                 raise KeyError("lost")
             return text[-depth:]
 
-        model.engine.drafters.by_name["lookup"] = Scripted(script)
+        model.engine.drafters.texts["lookup"] = Scripted(script)
 
         async def ask_all() -> Any:
             async with serving(model) as local:
@@ -170,7 +168,7 @@ def test_a_drafter_that_is_not_there(target: Decoder) -> None:
 
 def test_a_drafter_that_is_never_right_is_one_loud_line(target: Decoder, caplog: pytest.LogCaptureFixture) -> None:
     model = language_model(target)
-    model.engine.drafters.by_name["lookup"] = Scripted(lambda text, depth: [4] * depth)
+    model.engine.drafters.texts["lookup"] = Scripted(lambda text, depth: [4] * depth)
     wishes = [
         request([5 + n, 6, 7], max_tokens=150, draft="lookup", draft_tokens=2, suppress=frozenset({4}))
         for n in range(4)

@@ -92,7 +92,7 @@ def test_equal_to_the_bit_with_and_without_drafts_alone_and_beside_others(
         return [*truth[place : place + 2], 5][:depth]
 
     machine = engine(target)
-    machine.drafters.by_name["lookup"] = Scripted(half_right)
+    machine.drafters.texts["lookup"] = Scripted(half_right)
     (drafted,) = emissions(machine, wish("lookup", draft_tokens=3, **options))
     assert sum(one.from_draft for one in drafted) >= 6
     assert numbers(drafted) == numbers(alone)

@@ -195,12 +195,10 @@ def test_what_a_config_means_that_does_not_say_it(unified: bool, whole: bool, tm
 def test_drafts_change_nothing(pair: Pair, tmp_path: Path) -> None:
     reader = reader_of(pair.folder)
     prompts = [reader.read([*TEXT, IMAGE, 9], [part("image", encoded(picture(seed=seed)))]) for seed in range(2)]
-    machine = engine(pair.model, context=512)
     target = SimpleNamespace(config=pair.oracle.config.text_config)
     assistant = save_assistant(tmp_path, random_assistant(target))
-    machine.drafters.by_name["assistant"] = AssistantDrafter(
-        load_assistant(assistant, pair.model, "n-1"), machine.pool, VOCAB
-    )
+    drafter = AssistantDrafter(load_assistant(assistant, pair.model, "n-1"), VOCAB)
+    machine = engine(pair.model, beside=[drafter], context=512)
     check_drafts(machine, prompts, ["lookup", "assistant"])
 
 

@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import CHUNK, CPU, PAGE, VOCAB, NoText, decoder, engine, finish, request, run
+from engines import VOCAB, NoText, decoder, engine, finish, request, run
 from local_engines import language_model, serving, work
 from tiny import tiny_model
 from tiny_qwen import random_model, save_model
 
-from forerun.cache.pages import PagePool
 from forerun.draft.mtp import MtpDrafter
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence, Status
-from forerun.kernels.interface import AttentionSpec
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.media import MediaRun, PromptMedia
 from forerun.serve.engine_client import Ended
@@ -106,18 +104,17 @@ def test_choices_of_one_request_do_not_take_them_from_each_other(model: Decoder)
     assert [one.answer for one in answers] == [expected(model)] * 2
 
 
-def test_a_head_gives_them_up_as_well(tmp_path: Path) -> None:
+def test_a_head_keeps_none_either(tmp_path: Path) -> None:
     target = decoder(save_model(tmp_path, random_model(False)), quantize=False)
-    machine, head, rows = engine(target), target.native_head(), Rows(48)
+    head, rows = target.native_head(), Rows(48)
     assert head is not None
-    own = PagePool([AttentionSpec(head.layout)], 100, PAGE, torch.float32, CPU)
-    machine.drafters.by_name["mtp"] = MtpDrafter(head, own, VOCAB, CHUNK)
+    machine = engine(target, beside=[MtpDrafter(head, VOCAB)])
     sequence = machine.submit(rows.give(asked(draft="mtp", draft_tokens=2)), NoText())
     step_until(machine, sequence, Status.RUNNING)
-    with torch.inference_mode():
-        machine.step()  # the last slots are read when a draft is wanted
-    assert sequence.counters.drafted and not sequence.warnings
     assert not rows.held
+    with torch.inference_mode():
+        machine.step()
+    assert sequence.counters.drafted and not sequence.warnings
 
 
 def test_a_pass_brings_its_own_rows_to_the_device() -> None:
@@ -127,28 +124,6 @@ def test_a_pass_brings_its_own_rows_to_the_device() -> None:
     assert seen.together is not None and seen.positions is not None
     assert {one.device.type for one in (seen.index, seen.embeddings, seen.together, seen.positions)} == {"meta"}
     assert media.runs[0].embeddings.device.type == "cpu"
-
-
-def test_a_head_sees_media_at_the_very_end_of_a_prompt(tmp_path: Path) -> None:
-    """However few slots wait for it: what it drafts depends on the picture."""
-    target = decoder(save_model(tmp_path, random_model(False)), quantize=False)
-    head = target.native_head()
-    assert head is not None
-    shown = []
-    for scale in (1.0, -3.0):
-        machine, pool = engine(target), PagePool([AttentionSpec(head.layout)], 100, PAGE, torch.float32, CPU)
-        drafter = machine.drafters.by_name["mtp"] = MtpDrafter(head, pool, VOCAB, CHUNK)
-        media = PromptMedia([MediaRun(3, torch.full((6, 48), scale))])
-        drafter.open(0, TOKENS[:10], media)
-        drafter.observe(0, [5])
-        with torch.inference_mode():
-            drafter.feed(0, torch.ones(10, 48))
-            state = drafter._states[0]
-            assert drafter._make_room(state, 12, [state])
-            drafter._catch_up([state])
-        assert state.media is None and state.last is not None
-        shown.append(state.last)
-    assert not torch.equal(*shown)
 
 
 def test_a_server_keeps_none_for_an_answer_under_way(model: Decoder) -> None:

@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from engines import CHUNK, CPU, PAGE, VOCAB, decoder, engine, pool_for, request, run
+from engines import CHUNK, CPU, VOCAB, decoder, engine, pool_for, request, run
 from tiny_gemma import VARIANTS, WINDOW, random_gemma, save_gemma
 from tiny_qwen import random_model, save_model
 from torch import Tensor
 
-from forerun.cache.pages import PagePool, SequenceCache
+from forerun.cache.pages import SequenceCache
 from forerun.draft.mtp import MtpDrafter
-from forerun.kernels import prefill
-from forerun.kernels.interface import AttentionSpec
-from forerun.kernels.prefill import visible
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.media import MediaRun, PromptMedia
 from forerun.models.layers.rows import make_pass
@@ -58,7 +55,7 @@ def read(model: Decoder, media: PromptMedia | None, borders: list[int]) -> Tenso
     cache, parts, start = SequenceCache(pool_for(model)), [], 0
     cache.grow(len(TOKENS))
     for stop in [*borders, len(TOKENS)]:
-        batch = make_pass([(cache, TOKENS[start:stop])], last_only=False, prefill=True, media=[media])
+        batch = make_pass([(cache, TOKENS[start:stop])], last_only=False, prompt=True, media=[media])
         parts.append(model.forward(batch).logits)
         cache.commit(stop - start)
         start = stop
@@ -68,10 +65,7 @@ def read(model: Decoder, media: PromptMedia | None, borders: list[int]) -> Tenso
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("whole", [False, True])
 @torch.inference_mode()
-def test_rows_of_media_agree_with_transformers(
-    variant: str, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefill, "QUERIES", 7)  # so that rows that see each other are looked at in several stretches
+def test_rows_of_media_agree_with_transformers(variant: str, whole: bool, tmp_path: Path) -> None:
     oracle, media = random_gemma(variant), pictures(whole=whole)
     x, more = merged(oracle, media), {}
     if variant == "E4B":  # what its layers read of tokens is that of padding where media are
@@ -108,19 +102,6 @@ def test_time_height_and_width_agree_with_transformers(sparse: bool, tmp_path: P
     assert (read(model, media, []) - expected).abs().max() > 1e-3, "positions matter"
 
 
-def test_who_sees_whom_in_a_chunk() -> None:
-    runs = torch.tensor([-1] * 11 + [4, 4, 4, -1, 7, 7])
-    for window in (0, 3, 5):
-        for rows, keys in ((range(10, 17), range(6, 17)), (range(12, 14), range(8, 17))):
-            found = visible(rows, keys, window, torch.device("cpu"), runs)
-            for row in rows:
-                for key in keys:
-                    expected = (key <= row or int(runs[row]) == int(runs[key]) >= 0) and (
-                        not window or key > row - window
-                    )
-                    assert bool(found[row - rows.start, key - keys.start]) is expected, (window, row, key)
-
-
 def test_a_pass_never_ends_inside_rows_that_see_each_other() -> None:
     assert [pictures(whole=True).border(stop) for stop in (3, 4, 9, 16, 34, 48)] == [3, 9, 9, 34, 34, 48]
     assert [pictures().border(stop) for stop in (4, 16)] == [4, 16]
@@ -142,16 +123,23 @@ def test_answers_depend_on_media_and_not_on_drafts(variant: str, temperature: fl
         assert [s.answer for s in run(engine(model), *drafted)] == alone
 
 
-def test_a_head_sees_media_one_row_earlier_and_goes_on_after_them() -> None:
-    positions = torch.arange(10).expand(3, -1) + torch.tensor([[0], [100], [200]])
-    first = MediaRun(0, torch.arange(2.0)[:, None])
-    media = PromptMedia([first, MediaRun(6, torch.arange(10.0, 14.0)[:, None])], positions).one_earlier()
-    rows = media.between(0, 12, CPU)
-    assert rows.index is not None and rows.embeddings is not None and rows.positions is not None
-    assert rows.index.tolist() == [0, 5, 6, 7, 8] and rows.embeddings[:, 0].tolist() == [1, 10, 11, 12, 13]
-    assert rows.positions[1].tolist() == [*range(100, 110), 10, 11], "behind the prompt at their index"
-    later = media.between(9, 12, CPU)
-    assert later.index is None and later.positions is not None and later.positions[2].tolist() == [209, 10, 11]
+@torch.inference_mode()
+def test_a_head_sees_media_where_they_stand(tmp_path: Path) -> None:
+    """An entry of its own is made of the token at its position: of a row of the picture there."""
+    model = decoder(save_model(tmp_path, random_model(False)), quantize=False)
+    head = model.native_head()
+    assert head is not None
+    drafter, found = MtpDrafter(head, VOCAB), []
+    for media in (None, pictures(0), pictures(1)):
+        pool = pool_for(model, 100, {"mtp": drafter.specs})
+        drafter.attach(pool)
+        cache, layer = SequenceCache(pool), pool.parts["mtp"][0]
+        cache.grow(len(TOKENS))
+        drafter.follow(make_pass([(cache, TOKENS)], last_only=True, media=[media]), torch.ones(len(TOKENS), HIDDEN))
+        found.append(layer.keys[cache.tables[layer.group].long()].permute(0, 3, 1, 2).flatten(0, 1)[: len(TOKENS)])
+    inside = torch.tensor([any(a <= at < b for a, b in PICTURES) for at in range(len(TOKENS))])
+    for one, other in ((0, 1), (1, 2)):
+        assert torch.equal((found[one] != found[other]).flatten(1).any(1), inside)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -163,10 +151,9 @@ def test_drafts_of_a_native_head_change_nothing(temperature: float, tmp_path: Pa
     alone = [run(engine(model), wish)[0].answer for wish in wishes]
     assert alone[0] != alone[1] != alone[2] != alone[0]
     for depth in (1, 3):
-        machine, head = engine(model), model.native_head()
+        head = model.native_head()
         assert head is not None
-        own = PagePool([AttentionSpec(head.layout)], 100, PAGE, torch.float32, torch.device("cpu"))
-        machine.drafters.by_name["mtp"] = MtpDrafter(head, own, VOCAB, CHUNK)
+        machine = engine(model, beside=[MtpDrafter(head, VOCAB)])
         drafted = [replace(wish, draft="mtp", draft_tokens=depth) for wish in wishes]
         answers = run(machine, *drafted)
         assert [s.answer for s in answers] == alone and all(s.counters.drafted for s in answers)

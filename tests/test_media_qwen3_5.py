@@ -11,7 +11,7 @@ from typing import Any
 import av
 import pytest
 import torch
-from engines import CHUNK, VOCAB, decoder, pool_for
+from engines import VOCAB, decoder, engine
 from media_checks import TEXT, check_drafts, last_logits, reader_of
 from media_files import encoded, film_file, part, picture, sound_file
 from PIL import Image
@@ -19,11 +19,8 @@ from tiny_media import QWEN_IDS, random_media_qwen, save_media_qwen
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen2VLImageProcessorPil
 
-from forerun.draft.lookup import Lookup
-from forerun.draft.protocol import Drafter
-from forerun.engine.engine import Engine
+from forerun.draft.mtp import MtpDrafter
 from forerun.errors import ForerunError
-from forerun.loading import attach_head
 from forerun.media.parts import MediaPrompt
 from forerun.models.layers.decoder import Decoder
 
@@ -120,9 +117,7 @@ def test_drafts_change_nothing(pair: Pair) -> None:
     prompts = [reader.read(ids, [part("image", encoded(picture(100, 80, seed)))]) for seed in range(2)]
     head = pair.model.native_head()
     assert head is not None
-    pool = pool_for(pair.model)
-    drafters: dict[str, Drafter] = {"lookup": Lookup(), "mtp": attach_head(head, pair.model, pool, VOCAB, 512)}
-    machine = Engine(pair.model, pool, drafters, vocab=VOCAB, context=512, chunk=CHUNK)
+    machine = engine(pair.model, beside=[MtpDrafter(head, VOCAB)], context=512)
     check_drafts(machine, prompts, ["lookup", "mtp"])
 
 

@@ -22,7 +22,7 @@ from forerun import loading
 from forerun.cli.serve_screen import plan_table
 from forerun.device import CPU_CACHE_SHARE, GPU_CACHE_SHARE, plan_machine
 from forerun.draft.model import ModelDrafter
-from forerun.engine.graphs import GRAPHS, working_memory
+from forerun.engine.device_runner import working_memory
 from forerun.errors import ForerunError
 from forerun.media.loading import media_family, media_weights
 from forerun.memory_plan import MemoryPlan, memory_plan, page_bytes
@@ -177,7 +177,7 @@ def test_a_gpu_gives_all_but_a_tenth(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (16, 20, 7 << 20, 7),
     ):
         monkeypatch.setattr(loading, "working_memory", lambda *_, passes=passes: passes << 20)
-        pool = loading.make_pool(model, 128, machine, towers << 20, wanted)
+        pool = loading.make_pool(model, 128, machine, towers << 20, wanted, {})
         assert 0 <= expected * (1 << 20) - pool.count * page_bytes(pool) < page_bytes(pool)
     assert {device.type for device in asked} == {"cuda"}
 
@@ -185,13 +185,13 @@ def test_a_gpu_gives_all_but_a_tenth(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_passes_of_a_large_vocabulary_want_more(tmp_path: Path) -> None:
     small = forerun.load(str(tiny_model(tmp_path / "model", "llama")), dtype="float32").engine.model
     least = 64 * 16 * small.config.vocab * 4 + 2048 * small.config.hidden * 4
-    assert GRAPHS + least < working_memory(small, 2048) < working_memory(small, 4096)
+    assert least < working_memory(small, 2048) < working_memory(small, 4096)
 
 
 def test_all_weights_are_there_before_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes what they leave: a draft model that came later would find nothing."""
     folder, order = tiny_model(tmp_path / "model", "llama"), list[str]()
-    for name in ("build", "load_head", "make_pool", "attach_draft_model"):
+    for name in ("build", "load_head", "make_pool"):
         usual = getattr(loading, name)
 
         def noted(*given: Any, name: str = name, usual: Callable[..., Any] = usual, **more: Any) -> Any:
@@ -200,4 +200,4 @@ def test_all_weights_are_there_before_the_cache(tmp_path: Path, monkeypatch: pyt
 
         monkeypatch.setattr(loading, name, noted)
     forerun.load(str(folder), dtype="float32", draft_model=str(folder))
-    assert order == ["build", "build", "load_head", "make_pool", "attach_draft_model"]
+    assert order == ["build", "build", "load_head", "make_pool"]

@@ -63,7 +63,7 @@ def load(folder: Path, kernels: CpuKernels | ReferenceKernels) -> Decoder:
 
 def run(model: Decoder, cache: SequenceCache, tokens: list[int], prefill: bool) -> torch.Tensor:
     cache.grow(cache.length + len(tokens))
-    output = model.forward(make_pass([(cache, tokens)], last_only=False, prefill=prefill))
+    output = model.forward(make_pass([(cache, tokens)], last_only=False, prompt=prefill))
     cache.commit(len(tokens))
     return output.logits
 

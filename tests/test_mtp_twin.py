@@ -1,20 +1,21 @@
-"""A head computes what it was trained to: its cache and its drafts beside a twin written with plain torch."""
+"""A head computes what it was trained to: its entries and its drafts beside a twin written with plain torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from engines import VOCAB, NoText, decoder, finish, request, run
+from engines import CHUNK, VOCAB, NoText, decoder, finish, request
 from heads import (
     ODD,
     SHAPE,
     HeadShape,
     TwinPass,
     Weights,
-    drafter_of,
+    drafts_of,
     fuse,
     mtp_engine,
     observe,
@@ -25,11 +26,11 @@ from heads import (
 )
 from tiny import tiny_model
 
-from forerun.draft.mtp import State
-from forerun.draft.protocol import Want
-from forerun.engine.sequence import Status
+from forerun.draft.mtp import MtpDrafter
+from forerun.engine.engine import Engine
+from forerun.engine.sequence import Sequence as Running
 from forerun.models.layers.decoder import Decoder
-from forerun.sample import Row, SamplingParams, TokenHistory
+from forerun.policy.decision import PLAIN, Decision
 
 VARIANTS = {
     "taps": ("llama", SHAPE),
@@ -68,84 +69,106 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(decoder(target, quantize=False), shape, weights, write_head(root / "head", target, shape, weights))
 
 
-def contents(state: State) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the slots in the cache, each [kv heads, slots, size]."""
-    pages, layer = state.cache.tables[0].long(), state.cache.pool.layers[0]
+def entries(machine: Engine, sequence: Running) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values that the head has of a text, by position, each [kv heads, positions, size]."""
+    cache, layer = sequence.cache, machine.pool.parts["mtp"][0]
+    pages = cache.tables[layer.group].long()
     keys = layer.keys[pages].permute(1, 0, 3, 2).flatten(1, 2)
     values = layer.values[pages].permute(1, 0, 2, 3).flatten(1, 2)
-    return keys[:, : state.cache.length], values[:, : state.cache.length]
+    return keys[:, : cache.length], values[:, : cache.length]
 
 
-@pytest.mark.parametrize("most_queued", [1, 9, 256])
-def test_the_cache_equals_a_teacher_forced_pass(pair: Pair, most_queued: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.draft.mtp.MOST_QUEUED", most_queued)
-    monkeypatch.setattr("forerun.draft.mtp.FEW", 4)
+def check_entries(pair: Pair, machine: Engine, sequence: Running) -> None:
+    """All that the head has of a sequence beside a teacher-forced pass of its twin: slot s is entry s + 1."""
+    known = sequence.followed["mtp"]
+    assert known.stop is None and sequence.cache.length == len(sequence.tokens) - 1
+    expected = pair.teacher_forced(sequence.tokens[:-1])
+    for found, wanted in zip(entries(machine, sequence), (expected.keys, expected.values), strict=True):
+        torch.testing.assert_close(found[:, known.start :], wanted[:, known.start - 1 :], rtol=0, atol=1e-4)
+
+
+def plain_between(machine: Engine, first: int, last: int) -> None:
+    """Rounds of answers of so many tokens are plain ones, whoever follows them."""
+    usual = machine.policy.decide
+    running = machine.scheduler.active
+
+    def decide(asks: Any) -> list[Decision]:
+        answers = {sequence.id: len(sequence.answer) for sequence in running}
+        made = usual(asks)
+        return [PLAIN if first < answers[ask.id] < last else one for ask, one in zip(asks, made, strict=True)]
+
+    machine.policy.decide = decide  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("read", [256, 5])
+def test_the_entries_equal_a_teacher_forced_pass(pair: Pair, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After prompts of which the whole or the end was read, drafts that were right and wrong, and plain rounds."""
+    monkeypatch.setattr("forerun.engine.engine.READ_BY_HEADS", read)
+    monkeypatch.setattr(MtpDrafter, "warm", 4)
     for prompt in prompts(6):
         machine = mtp_engine(pair.model, pair.folder)
-        drafter = drafter_of(machine)
-        # Rounds in the middle go to another arm: their features wait, or are worked off when too many wait.
+        plain_between(machine, 8, 20)
         sequence = machine.submit(request(prompt, max_tokens=30, draft="mtp", draft_tokens=3), NoText())
-        with torch.inference_mode():
-            while sequence.status is not Status.FINISHED:
-                sequence.policy.fixed = 0 if 8 < len(sequence.answer) < 20 else 3
-                machine.step()
-                state = drafter._states[sequence.id]
-                assert state.fed == sequence.cache.length
-                assert state.queued <= max(most_queued, 1 + 3)
-            drafter._catch_up([state])
-        assert state.cache.length == len(sequence.tokens) - 1
-        expected = pair.teacher_forced(sequence.tokens)
-        keys, values = contents(state)
-        torch.testing.assert_close(keys, expected.keys, rtol=0, atol=1e-4)
-        torch.testing.assert_close(values, expected.values, rtol=0, atol=1e-4)
-        torch.testing.assert_close(state.last, expected.outputs[-1], rtol=0, atol=1e-4)
-
-
-def test_a_head_that_joins_late_sees_a_text_that_begins_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.draft.mtp.LATE", 6)
-    machine = mtp_engine(pair.model, pair.folder)
-    drafter, (sequence,) = drafter_of(machine), run(machine, request(prompts(3)[2], max_tokens=30))
-    tokens, first = sequence.tokens, len(sequence.tokens) - 20  # the pending token when it joins
-    features, _ = observe(pair.model, tokens[:-1], pair.shape.taps)
-    drafter.open_late(7, tokens[first])
-    ready = []
-    with torch.inference_mode():
-        for place in range(first, len(tokens) - 1):
-            ready.append(bool(drafter.ready(7)))
-            drafter.observe(7, [tokens[place + 1]])
-            drafter.feed(7, features[place : place + 1])
-        state = drafter._states[7]
-        assert drafter._make_room(state, state.fed, [state])
-        drafter._catch_up([state])
-    assert ready == [place >= 6 for place in range(19)]
-    hidden = fuse(pair.weights, pair.shape, features[first:])
-    expected = twin(pair.weights, pair.shape, pair.model.embedding, hidden, torch.tensor(tokens[first + 1 :]))
-    for found, wanted in zip(
-        (*contents(state), state.last), (expected.keys, expected.values, expected.outputs[-1]), strict=True
-    ):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
-
-
-def test_drafts_follow_the_twin_to_any_depth(pair: Pair) -> None:
-    machine = mtp_engine(pair.model, pair.folder)
-    drafter = drafter_of(machine)
-    for prompt in prompts(4):
-        sequence = machine.submit(request(prompt, max_tokens=9, draft="mtp", draft_tokens=2), NoText())
         finish(machine, [sequence])
-        tokens = sequence.tokens
-        row = Row(SamplingParams(), TokenHistory(tokens), (), len(tokens))
-        with torch.inference_mode():
-            drafts = [drafter.propose([Want(sequence.id, 5, row, False)])[0].tokens for _ in range(2)]
-        assert drafts[0] == drafts[1]  # what the first one wrote is forgotten
-        passed = pair.teacher_forced(tokens)
-        last = passed.outputs[-1:]
-        for depth in range(5):
-            token = int(pair.logits(last)[0, :VOCAB].argmax())
-            assert token == drafts[0][depth]
-            slot = torch.tensor([len(tokens) - 1 + depth])
-            step = twin(pair.weights, pair.shape, pair.model.embedding, last, torch.tensor([token]), passed, slot)
-            passed = TwinPass(
-                step.outputs, torch.cat([passed.keys, step.keys], 1), torch.cat([passed.values, step.values], 1)
-            )
-            last = step.outputs
+        assert sequence.counters.drafted > 20
+        assert (sequence.followed["mtp"].start > 1) == (read == 5 and len(prompt) >= CHUNK + read)
+        check_entries(pair, machine, sequence)
         machine.release(sequence)
+
+
+def test_the_entries_after_a_late_beginning_parking_and_continuing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MtpDrafter, "warm", 4)
+    machine = mtp_engine(pair.model, pair.folder)
+    usual = machine.policy.follows
+    sequence = machine.submit(request(prompts(3)[2], max_tokens=20, draft="mtp", draft_tokens=3), NoText())
+
+    def follows(id: int) -> frozenset[str]:
+        return usual(id) if len(sequence.answer) >= 6 else frozenset()
+
+    machine.policy.follows = follows  # type: ignore[method-assign]
+    made = drafts_of(machine)
+    finish(machine, [sequence])
+    start = len(sequence.request.prompt) + 5
+    assert sequence.followed["mtp"].start == start
+    assert len(made[0][0]) == start + 1 + 4, "it drafts once it has so many entries"
+    sequence.cache.park()
+    other = machine.submit(request(prompts(2)[1], max_tokens=4), NoText())
+    finish(machine, [other])
+    machine.resume(sequence, 15)
+    finish(machine, [sequence])
+    assert sequence.followed["mtp"].start == start
+    check_entries(pair, machine, sequence)
+
+
+@pytest.mark.parametrize("read", [256, 5])
+def test_drafts_follow_the_twin_to_any_depth(pair: Pair, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every draft of every round; a head that has read the end of a prompt sees a text that begins there."""
+    monkeypatch.setattr("forerun.engine.engine.READ_BY_HEADS", read)
+    monkeypatch.setattr(MtpDrafter, "warm", 0)
+    for prompt in prompts(4):
+        machine = mtp_engine(pair.model, pair.folder)
+        made = drafts_of(machine)
+        sequence = machine.submit(request(prompt, max_tokens=9, draft="mtp", draft_tokens=5), NoText())
+        finish(machine, [sequence])
+        assert len(made) > 2 and len(made[0][1]) == 5
+        for tokens, drafts in made:
+            check_drafts(pair, tokens, drafts, sequence.followed["mtp"].start)
+        machine.release(sequence)
+
+
+def check_drafts(pair: Pair, tokens: list[int], drafts: list[int], first: int) -> None:
+    """Beside those of the twin after `tokens`, whose head has the entries from `first` on."""
+    features, _ = observe(pair.model, tokens[:-1], pair.shape.taps)
+    hidden = fuse(pair.weights, pair.shape, features)[first - 1 :]
+    embedding = pair.model.embedding
+    passed = twin(pair.weights, pair.shape, embedding, hidden, torch.tensor(tokens[first:]), begin=first)
+    last = passed.outputs[-1:]
+    for depth, draft in enumerate(drafts):
+        token = int(pair.logits(last)[0, :VOCAB].argmax())
+        assert token == draft
+        slot = torch.tensor([len(tokens) - first + depth])
+        step = twin(pair.weights, pair.shape, embedding, last, torch.tensor([token]), passed, slot, first)
+        passed = TwinPass(
+            step.outputs, torch.cat([passed.keys, step.keys], 1), torch.cat([passed.values, step.values], 1)
+        )
+        last = step.outputs

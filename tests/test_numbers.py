@@ -12,6 +12,7 @@ from tiny import tiny_model
 
 import forerun
 from forerun.language_model import LanguageModel
+from forerun.policy.costs import CostTable
 from forerun.response import Response
 
 PROMPT = [5, 6, 7, 8] * 3
@@ -49,7 +50,7 @@ def answer(model: LanguageModel, plain: list[int], wrong: set[int], **options: A
         proposals.append((at, drafts))
         return drafts
 
-    model.engine.drafters.by_name["lookup"] = Scripted(script)
+    model.engine.drafters.texts["lookup"] = Scripted(script)
     settings = {"max_tokens": TOKENS, "draft": "lookup", "draft_tokens": DEPTH, **options}
     found = forerun.generate(model, PROMPT, **settings)
     # An end token is chosen, but not part of the answer.
@@ -128,19 +129,6 @@ def test_a_stop_string_anywhere_in_the_drafts(
     check(found, tally)
 
 
-class Costs:
-    """Plain rounds that take so long."""
-
-    plain_measured = True
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def pass_seconds(self, width: int) -> float:
-        assert width == 1
-        return self.seconds
-
-
 @pytest.mark.parametrize("wrong", [set[int](), {3, 8, 9}])
 @pytest.mark.parametrize("ends", [False, True])
 def test_seconds_saved_by_a_named_arm(
@@ -150,7 +138,8 @@ def test_seconds_saved_by_a_named_arm(
     if ends:
         model.stop_ids = frozenset({plain[9]})
     for seconds in (10.0, 0.0):
-        monkeypatch.setattr(model.engine.executor, "costs_of", lambda sequences, s=seconds: Costs(s))
+        monkeypatch.setattr(CostTable, "known", True)
+        monkeypatch.setattr(CostTable, "pass_seconds", lambda *_, s=seconds: s)  # of a plain round
         found, tally = answer(model, plain, wrong, **SAMPLED)
         assert found.seconds_saved == pytest.approx(tally.decoded * seconds - found.seconds["decode"])
         assert found.seconds_saved is not None and (found.seconds_saved > 0) == (seconds > 0)

@@ -53,7 +53,7 @@ def logits_of(model: Decoder, cache: SequenceCache, passes: list[tuple[int, int]
     cache.grow(len(PROMPT) + 80)
     for start in range(0, len(PROMPT), CHUNK):
         tokens = PROMPT[start : start + CHUNK]
-        found.append(model.forward(make_pass([(cache, tokens)], last_only=False, prefill=True)).logits.clone())
+        found.append(model.forward(make_pass([(cache, tokens)], last_only=False, prompt=True)).logits.clone())
         cache.commit(len(tokens))
     for number, (rows, keep) in enumerate(passes):
         tokens = [(number + 7 * row) % VOCAB for row in range(rows)]
@@ -107,7 +107,7 @@ def test_a_sequence_with_holes_is_parked_and_comes_back(windowed: Decoder, draft
         cache = sequences[0].cache
         blocks = cache.blocks[0][: -(-cache.length // PAGE)]  # what was only reserved is not copied
         cache.park()
-        size = 2 * 2 * 2 * 16 * PAGE * 4  # layers, keys and values, heads, head size, tokens, bytes
+        size = 4 * 2 * 2 * 16 * PAGE * 4  # layers of both, keys and values, heads, size, tokens, bytes
         assert machine.pool.parked_bytes == (len(blocks) - blocks.count(HOLE)) * size > 0
         machine.pool.check([s.cache for s in sequences])
         finish(machine, sequences)

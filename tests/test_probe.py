@@ -48,9 +48,9 @@ def test_our_bodies_pass(folder: Path, kernels: ReferenceKernels | CpuKernels) -
 class WideProduct(ReferenceKernels):
     """From 5 rows on another order of summation."""
 
-    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
-        if prefill or len(x) < 5:
-            return super().linear(x, matrix, prefill)
+    def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
+        if len(x) < 5:
+            return super().linear(x, matrix)
         weight, half = matrix.weight, x.shape[1] // 2  # type: ignore[union-attr]
         return x[:, :half] @ weight[:, :half].T + x[:, half:] @ weight[:, half:].T
 
@@ -58,8 +58,8 @@ class WideProduct(ReferenceKernels):
 class LeakyAttention(ReferenceKernels):
     """A row that looks at the longest sequence of the batch."""
 
-    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
-        out = super().attention(qkv, spec, rows, layer, prefill)
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages) -> Tensor:
+        out = super().attention(qkv, spec, rows, layer)
         return out * (1 + 1e-6 * (len(rows.position) - 1))
 
 
@@ -98,8 +98,8 @@ def test_numbers_of_rows_are_tried_once(folder: Path) -> None:
 
 def test_every_place_among_many_rows_is_tried(folder: Path) -> None:
     class OneBadRow(ReferenceKernels):
-        def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
-            out = super().linear(x, matrix, prefill)
+        def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
+            out = super().linear(x, matrix)
             if len(x) == 100:
                 out[77] = out[77].nextafter(torch.tensor(torch.inf))
             return out
@@ -110,8 +110,8 @@ def test_every_place_among_many_rows_is_tried(folder: Path) -> None:
 
 def test_gated_products_are_tried_as_such(folder: Path) -> None:
     class Drifts(ReferenceKernels):
-        def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
-            out = super().gated_linear(x, matrix, prefill, activation)
+        def gated_linear(self, x: Tensor, matrix: Matrix, activation: Activation = "silu") -> Tensor:
+            out = super().gated_linear(x, matrix, activation)
             return out if len(x) < 20 else out.nextafter(torch.tensor(torch.inf))
 
     model = build(open_checkpoint(folder), Drifts(), CPU, torch.float32, NullProgress())
@@ -122,8 +122,8 @@ def test_a_matrix_of_floats_is_tried_beside_one_of_the_same_shape_in_8_bits(tmp_
     """A router is never quantised; here it has the shape of what its experts begin with."""
 
     class FloatsDrift(CpuKernels):
-        def linear(self, x: Tensor, matrix: Matrix, prefill: bool = False) -> Tensor:
-            out = super().linear(x, matrix, prefill)
+        def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
+            out = super().linear(x, matrix)
             assert isinstance(matrix, TiledMatrix)
             drifts = matrix.shape[0] == 80 and matrix.exact and len(x) >= 20
             return out.nextafter(torch.tensor(torch.inf)) if drifts else out
@@ -137,8 +137,8 @@ def test_a_matrix_of_floats_is_tried_beside_one_of_the_same_shape_in_8_bits(tmp_
 
 def test_gated_products_are_tried_with_the_activation_that_serves(tmp_path: Path) -> None:
     class GeluDrifts(ReferenceKernels):
-        def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
-            out = super().gated_linear(x, matrix, prefill, activation)
+        def gated_linear(self, x: Tensor, matrix: Matrix, activation: Activation = "silu") -> Tensor:
+            out = super().gated_linear(x, matrix, activation)
             drifts = activation == "gelu_tanh" and len(x) >= 20
             return out.nextafter(torch.tensor(torch.inf)) if drifts else out
 

@@ -15,7 +15,7 @@ from tiny import tiny_model
 import forerun
 from forerun.cli.chat_talkers import LocalReply, LocalTalker
 from forerun.cli.main import main
-from forerun.engine import host
+from forerun.engine import runner
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
@@ -87,7 +87,7 @@ def test_what_was_drafted_is_proved(model: LanguageModel, options: dict[str, Any
 
 def test_a_wrong_token_is_found(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = forerun.generate(model, REPEATING, max_tokens=40, draft="off")
-    monkeypatch.setattr(host, "accept_coupled", accept_all)
+    monkeypatch.setattr(runner, "accept_coupled", accept_all)
     response = forerun.generate(model, REPEATING, max_tokens=40, draft="lookup", draft_tokens=4, seed=3, prove=True)
     assert response.tokens != plain.tokens
     index = next(i for i, (a, b) in enumerate(zip(response.tokens, plain.tokens, strict=False)) if a != b)
@@ -144,7 +144,7 @@ def test_the_command_says_so(folder: Path, capsys: pytest.CaptureFixture[str], m
     assert "proved: 30 tokens identical to plain decoding\n" in capsys.readouterr().err
     assert main([*line, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["proof"] == {"identical": True, "tokens": 30}
-    monkeypatch.setattr(host, "accept_coupled", accept_all)
+    monkeypatch.setattr(runner, "accept_coupled", accept_all)
     assert main([*line, "--quiet"]) == 1
     assert "forerun: DIFFERENT from plain decoding: token " in capsys.readouterr().err
     assert main([*line, "--accept", "rejection"]) == 2

@@ -103,6 +103,9 @@ def test_a_pool_within_memory(tmp_path: Path) -> None:
     each = StateSlots.bytes_per_slot(config.delta, config.recurrent_layers)
     pool = PagePool.within(config, 10_000, 8, 10 * each, torch.float32, CPU)
     assert pool is not None and pool.states is not None
-    assert len(pool.layers) == 1 and pool.states.count == 5
+    assert len(pool.layers) == 1 and pool.states.count + pool.prefix.most_states == 5 and pool.prefix.most_states == 1
     assert pool.count == 5 * each // (2 * 2 * 16 * 4 * 8)
     assert PagePool.within(config, 10_000, 8, 3 * each, torch.float32, CPU) is None
+    without = PagePool.within(config, 10_000, 8, 10 * each, torch.float32, CPU, prefix_cache=False)
+    assert without is not None and without.states is not None
+    assert without.states.count == 5 and not without.prefix.most_states

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import CHUNK, CPU, PAGE, VOCAB, decoder, engine, pool_for, request, run
+from engines import CPU, VOCAB, decoder, engine, pool_for, request, run
 from safetensors.torch import load_file, save_file
 from test_models import load
 from tiny_qwen import head_tensors, random_model, save_model
@@ -85,7 +85,7 @@ def test_the_head_agrees_with_its_twin(layout: str, kernels: Any, tmp_path: Path
     cache, parts, start = SequenceCache(PagePool([AttentionSpec(head.layout)], 8, 8, torch.float32, CPU)), [], 0
     cache.grow(30)
     for stop, prefill in [(11, True), (20, True), (21, False), (24, False), (30, False)]:
-        batch = make_pass([(cache, tokens[start:stop].tolist())], last_only=False, prefill=prefill)
+        batch = make_pass([(cache, tokens[start:stop].tolist())], last_only=False, prompt=prefill)
         parts.append(head.forward(hidden[start:stop], batch))
         cache.commit(stop - start)
         start = stop
@@ -147,12 +147,7 @@ def model(trained: tuple[Path, Decoder]) -> Decoder:
 
 
 def with_head(model: Decoder) -> Engine:
-    machine = engine(model)
-    head = native(model)
-    machine.drafters.by_name["mtp"] = MtpDrafter(
-        head, PagePool([AttentionSpec(head.layout)], 400, PAGE, torch.float32, CPU), VOCAB, CHUNK
-    )
-    return machine
+    return engine(model, beside=[MtpDrafter(native(model), VOCAB)])
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.95}], ids=["greedy", "sampled"])
@@ -210,8 +205,10 @@ def test_from_a_folder_to_text(trained: tuple[Path, Decoder]) -> None:
     model = forerun.load(str(folder), quantize="int8" if decoder.kernels.quantize else "none")  # type: ignore[attr-defined]
     assert model.probe.guaranteed
     plain = forerun.generate(model, PROMPT, max_tokens=ANSWER, draft="off")
-    drafted = forerun.generate(model, PROMPT, max_tokens=ANSWER)
+    drafted = forerun.generate(model, PROMPT, max_tokens=ANSWER, draft="mtp", draft_tokens=3)
     assert drafted.draft == "mtp" and drafted.accepted > 0 and drafted.tokens == plain.tokens and drafted.guaranteed
+    chosen = forerun.generate(model, PROMPT, max_tokens=ANSWER)  # by measured time: what it drafts is not known
+    assert chosen.tokens == plain.tokens and chosen.guaranteed
 
 
 def stripped(folder: Path, **changes: Any) -> Path:

@@ -46,14 +46,14 @@ def state_of(model: Decoder, cache: SequenceCache) -> list[torch.Tensor]:
     states = cache.pool.states
     assert states is not None and cache.slot is not None
     mark = cache.snapshot()
-    cache.begin(0, prefill=False)
+    cache.begin(0, prompt=False)
     rows = recurrent([(cache.slot, 0)], states.layers, None, CPU)
     for block in model.layers:
         mixer = block.mixer
         if isinstance(mixer, DeltaMixer):
             layout = mixer.layout
             mixed, gates = torch.empty(0, layout.width), torch.empty(0, 2 * layout.value_heads)
-            model.kernels.recurrence(mixed, gates, layout, rows, mixer.index, mixer.convolution, mixer.decay, False)
+            model.kernels.recurrence(mixed, gates, layout, rows, mixer.index, mixer.convolution, mixer.decay)
     found = []
     for layer in states.layers:
         found += [layer.state[cache.slot].clone(), layer.inputs[cache.slot, :3].clone()]
@@ -91,7 +91,7 @@ def truth_then_garbage(tokens: list[int], rounds: Rounds) -> Any:
 def test_states_equal_a_plain_run_after_every_round(model: Decoder, plain: Any, rounds: Rounds) -> None:
     tokens, states, expected = plain
     machine = engine(model)
-    machine.drafters.by_name["lookup"] = Scripted(truth_then_garbage(tokens, rounds))
+    machine.drafters.texts["lookup"] = Scripted(truth_then_garbage(tokens, rounds))
     sequence = machine.submit(request(PROMPT, max_tokens=ANSWER, draft="lookup", draft_tokens=15), NoText())
     with torch.inference_mode():
         while sequence.status is not Status.FINISHED:
@@ -112,7 +112,7 @@ def test_same_tokens_in_mixed_batches(model: Decoder, plain: Any, rounds: Rounds
     sampled = {"temperature": 0.9, "seed": 3, "max_tokens": 30}
     (alone,) = run(engine(model), request(PROMPT[::-1], **sampled))
     machine = engine(model)
-    machine.drafters.by_name["model"] = Scripted(truth_then_garbage(tokens, rounds), name="model")
+    machine.drafters.texts["model"] = Scripted(truth_then_garbage(tokens, rounds), name="model")
     asked = [
         request(PROMPT, max_tokens=ANSWER),
         request(PROMPT, max_tokens=ANSWER, draft="lookup"),
@@ -222,4 +222,4 @@ def test_a_wide_pass_is_committed_whole(model: Decoder) -> None:
 
 def test_a_recurrent_model_does_not_draft_for_another(model: Decoder) -> None:
     with pytest.raises(ForerunError, match="cannot draft"):
-        ModelDrafter(model, pool_for(model), VOCAB, 16)
+        ModelDrafter(model, VOCAB)

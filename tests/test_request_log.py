@@ -164,14 +164,14 @@ def test_the_engines_thread_knows_whose_failure_it_is(
     local.open(language_model(decoder(tiny_model(tmp_path_factory.mktemp("m"), "llama"), quantize=False)))
     assert local.model is not None
     lookup = local.model.engine.drafters.by_name["lookup"]
-    monkeypatch.setattr(lookup, "propose", lambda wants: 1 / 0)
+    monkeypatch.setattr(lookup, "ready", lambda number: 1 / 0)
     service = ModelService("tiny", local, loaded=loaded_model(local.model, ServeSettings()))
     try:
         with live(create_app(service, ServeSettings())) as address:
             call(address, CHAT, BODY | {"speculative": {"draft": "lookup", "depth": 2}}, headers=NAMED)
             until(lambda: lines.requests)
             assert [line["level"] for line in lines.of("mine-1")] == ["warning", "info"]
-            monkeypatch.setattr(local.model.engine.executor, "run", lambda *_: 1 / 0)
+            monkeypatch.setattr(local.model.engine.runner, "start", lambda *_: 1 / 0)
             assert call(address, CHAT, BODY, headers={"X-Request-Id": "mine-2"}).status == 500
             until(lambda: len(lines.requests) == 2)
             assert {line["level"] for line in lines.of("mine-2")} == {"error", "info"}

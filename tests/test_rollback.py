@@ -54,7 +54,7 @@ def test_caches_equal_a_fresh_run_after_every_round(
         return [*truth, *[(t + 1) % VOCAB for t in tokens[len(text) + right : len(text) + right + wrong]]]
 
     machine = engine(model)
-    machine.drafters.by_name["lookup"] = Scripted(script)
+    machine.drafters.texts["lookup"] = Scripted(script)
     sequence = machine.submit(request(PROMPT, max_tokens=60, draft="lookup", draft_tokens=15), NoText())
     with torch.inference_mode():
         while sequence.status is not Status.FINISHED:

@@ -24,6 +24,7 @@ from forerun.engine.request import Request
 from forerun.sample.grammar import GrammarVocabulary, compile_grammar
 from forerun.sample.parameters import SamplingParams
 from forerun.sample.schema_formats import with_lengths
+from forerun.text.chat import encode_prompt
 
 pytest.importorskip("llguidance")
 
@@ -112,7 +113,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     head = HeadShape(32, heads=2, kv_heads=1, size=16, inner=48, taps=(0,))
     write_head(tmp_path_factory.mktemp("head"), folder, head, random_head(head))
     model = decoder(folder, quantize=True)
-    return mtp_engine(model, tmp_path_factory.getbasetemp() / "head0", head_pages=8000, pages=8000, context=2048)
+    return mtp_engine(model, tmp_path_factory.getbasetemp() / "head0", pages=8000, context=2048)
 
 
 @pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.long)])
@@ -155,11 +156,8 @@ def test_three_hundred_schemas_with_the_built_in_model(temperature: float) -> No
         found = []
         for number, entry in enumerate(batch):
             text = f"Give one example that fits this JSON schema:\n{json.dumps(entry['schema'])}"
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-            )
             wish = Request(
-                tuple(prompt),
+                tuple(encode_prompt(tokenizer, text)),
                 sampling,
                 1024,
                 stop_ids=model.stop_ids,

@@ -35,7 +35,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     },
     "vLLM": {
         "best_of": 1, "use_beam_search": False, "length_penalty": 1.0, "priority": 0, "request_id": "x",
-        "cache_salt": "s", "spaces_between_special_tokens": True, "return_tokens_as_token_ids": True,
+        "spaces_between_special_tokens": True, "return_tokens_as_token_ids": True,
         "prompt_logprobs": 0, "kv_transfer_params": {}, "detokenize": True, "bad_words": [],
     },
     "sglang": {

@@ -70,7 +70,9 @@ def test_drafts_and_streams_change_no_token_and_no_log_probability(address: str,
     lines = call(address, PATH, body).text.split("\n\n")
     assert lines[-2] == "data: [DONE]"
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    found, plainly = (usage.pop("prompt_tokens_details") for usage in (chunks[-1]["usage"], plain["usage"]))
     assert chunks[-1]["usage"] == plain["usage"]
+    assert found["cached_tokens"] >= plainly["cached_tokens"]
     for choice in plain["choices"]:
         parts = [c["choices"][0] for c in chunks if c["choices"] and c["choices"][0]["index"] == choice["index"]]
         assert [token for part in parts for token in part["token_ids"]] == choice["token_ids"]

@@ -16,7 +16,7 @@ from test_proof import REPEATING, accept_all
 from test_serve_streams import leave
 from tiny import tiny_model
 
-from forerun.engine import host
+from forerun.engine import runner
 from forerun.serve.app import create_app
 from forerun.serve.engine_client import Work
 from forerun.serve.errors import try_later
@@ -142,7 +142,7 @@ def test_the_other_dialects_have_it_too(address: str) -> None:
 def test_a_wrong_token_is_reported(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"prompt": REPEATING * 3, "max_tokens": 24, "temperature": 0, "logprobs": 0}
     plain = call(address, "/v1/completions", {**body, "speculative": "off"}).json["choices"][0]["logprobs"]["tokens"]
-    monkeypatch.setattr(host, "accept_coupled", accept_all)
+    monkeypatch.setattr(runner, "accept_coupled", accept_all)
     answer = ask(address, "/v1/completions", **body)
     wrong = answer["choices"][0]["logprobs"]["tokens"]
     index = next(i for i, (a, b) in enumerate(zip(wrong, plain, strict=True)) if a != b)

@@ -16,7 +16,7 @@ from serve_fakes import call, live, until
 from test_sample_acceptance import chi_square, fits
 from tiny import tiny_model
 
-from forerun.engine import host
+from forerun.engine import runner
 from forerun.models.layers.decoder import Decoder
 from forerun.sample import accept_rejection, draw, noise
 from forerun.serve.app import create_app
@@ -97,7 +97,7 @@ def test_the_statistics_see_a_rule_that_is_not_exact(
             return accepted, final
         return accepted, draw(p[accepted], params, position + accepted, noise.RESIDUAL)
 
-    monkeypatch.setattr(host, "accept_rejection", wrong)
+    monkeypatch.setattr(runner, "accept_rejection", wrong)
     counts = counted([ask(address, seed, REJECTION) for seed in range(REQUESTS)])
     assert not fits(counts, joint(target, PROMPT, LENGTH, SETTINGS))
 

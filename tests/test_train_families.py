@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from engines import VOCAB, NoText, decoder, finish, request
-from heads import drafter_of, mtp_engine, observe
+from engines import VOCAB, decoder, request, run
+from heads import drafts_of, mtp_engine, observe
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model
 
 from forerun.cli.main import main
 from forerun.conversion import convert
-from forerun.draft.protocol import Want
 from forerun.errors import ForerunError
 from forerun.models.families import READERS, TRAINABLE
-from forerun.sample import Row, SamplingParams, TokenHistory
 from forerun.train.evaluate import evaluate
 from forerun.train.generate import write
 from forerun.train.head import Head, Scales
@@ -120,14 +118,11 @@ def test_a_saved_head_drafts_in_the_engine_as_in_training(case: Case, every: int
     save_head(tmp_path / "head", head, ids if every > 1 else None, {}, "")
     machine = mtp_engine(decoder(case.folder, quantize=False), tmp_path / "head")
     for length in (3, LONG):
-        sequence = machine.submit(request(text(length), max_tokens=20, draft="mtp", draft_tokens=3), NoText())
-        finish(machine, [sequence])
-        assert not sequence.warnings and sequence.error is None
-        row = Row(SamplingParams(), TokenHistory(sequence.tokens), (), len(sequence.tokens))
-        with torch.inference_mode():
-            drafts = drafter_of(machine).propose([Want(sequence.id, 5, row, False)])[0].tokens
-        assert drafts == drafts_in_training(head, sequence.tokens, ids, 5)
-        machine.release(sequence)
+        made = drafts_of(machine)
+        run(machine, request(text(length), max_tokens=20, draft="mtp", draft_tokens=5))
+        assert len(made[0][1]) == 5 and len(made) > 2
+        for tokens, drafts in made:
+            assert drafts == drafts_in_training(head, tokens, ids, len(drafts))
 
 
 @torch.inference_mode()

@@ -109,11 +109,11 @@ def test_8_bits_serve_other_precisions(source: Path, tmp_path: Path) -> None:
     assert {m.weight.dtype for m in [*model.block_matrices(), model.head] if isinstance(m, FloatMatrix)} == {other}
     cache = SequenceCache(PagePool.for_model(model.config, 4, 16, other, cpu))
     cache.grow(len(PROMPT))
-    found = model.forward(make_pass([(cache, PROMPT)], last_only=False, prefill=True)).logits
+    found = model.forward(make_pass([(cache, PROMPT)], last_only=False, prompt=True)).logits
     full = decoder(done.folder, quantize=False)
     cache = SequenceCache(PagePool.for_model(full.config, 4, 16, torch.float32, cpu))
     cache.grow(len(PROMPT))
-    expected = full.forward(make_pass([(cache, PROMPT)], last_only=False, prefill=True)).logits
+    expected = full.forward(make_pass([(cache, PROMPT)], last_only=False, prompt=True)).logits
     torch.testing.assert_close(found.float(), expected, atol=1e-4, rtol=0)
 
 

@@ -41,6 +41,7 @@ def load(
     draft_model: str | Path | None = None,
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
+    prefix_cache: bool = True,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a model: a folder, a GGUF file, a hub id or the built-in `smollm2`.
@@ -51,6 +52,8 @@ def load(
     assistant for `draft="assistant"`; one beside the model is found. `assistant_position`: where its queries stand, at
     the last committed token ("n-1") or at the pending one ("n"); the text is the same. `memory` is for keys and values:
     a share of what is free (0.5) or bytes ("6G"); by default a GPU gives all but a tenth, a CPU enough for 8 contexts.
+    `prefix_cache` keeps texts there while the room is not needed, so that the next prompt that begins alike is read
+    from where it differs.
     """
     from forerun.loading import load_model
 
@@ -64,6 +67,7 @@ def load(
         draft_model=draft_model,
         head=head,
         assistant_position=assistant_position,
+        prefix_cache=prefix_cache,
         progress=progress,
     )
 

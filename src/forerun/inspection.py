@@ -112,7 +112,7 @@ def exactness_cost(decoder: Decoder) -> float | None:
     for _ in range(7):
         began = time.perf_counter()
         for matrix, _, row in work:
-            decoder.kernels.linear(row, matrix, prefill=False)
+            decoder.kernels.linear(row, matrix)
         between = time.perf_counter()
         for _, product, row in work:
             product(row)

@@ -160,13 +160,14 @@ class LanguageModel:
             seed=sequence.request.sampling.seed,
             arms={arm: replace(use) for arm, use in counters.arms.items()},
             per_position=[list(pair) for pair in counters.per_position],
-            seconds_saved=seconds_saved(sequence, decoded, self.engine.executor.costs_of([sequence])),
+            seconds_saved=seconds_saved(sequence, self.engine.costs),
             warnings=[
                 *self.notes,
                 *(self.head_warnings if sequence.request.draft in ("auto", "mtp") else ()),
                 *sequence.warnings,
             ],
             accept=sequence.request.accept,
+            cached_tokens=counters.cached,
         )
 
     def keep_costs(self) -> None:
@@ -333,12 +334,9 @@ def drafting_arm(sequence: Running) -> str:
     return sequence.arms[0] if sequence.arms else "off"
 
 
-def seconds_saved(sequence: Running, decoded: int, costs: CostTable) -> float | None:
+def seconds_saved(sequence: Running, costs: CostTable) -> float | None:
     """Against plain decoding, by its rounds in this process; None where nothing was drafted or none was measured."""
-    if not sequence.arms or not costs.plain_measured:
-        return None
-    plain = costs.pass_seconds(1)
-    return sequence.policy.seconds_saved(decoded, sequence.counters.decode_seconds, plain)
+    return sequence.seconds_saved if sequence.arms and costs.known else None
 
 
 def collect(generation: Generation) -> Response:

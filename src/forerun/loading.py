@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forerun.cache.pages import PagePool, token_bytes
+from forerun.cache.pages import PagePool, Parts, token_bytes
 from forerun.cgroups import processors
 from forerun.device import (
     CPU_CACHE_SHARE,
@@ -32,14 +33,12 @@ from forerun.draft.head import build_head
 from forerun.draft.lookup import Lookup
 from forerun.draft.model import ModelDrafter
 from forerun.draft.mtp import MtpDrafter
-from forerun.draft.protocol import Drafter
-from forerun.engine.device import device_executor
+from forerun.draft.protocol import Drafter, RowDrafter
+from forerun.engine.device_runner import working_memory
 from forerun.engine.engine import CHUNK, Engine
-from forerun.engine.graphs import GraphedTarget, Graphs, working_memory
 from forerun.engine.probe import ProbeResult, probe
 from forerun.errors import ForerunError
 from forerun.home import expanded, forerun_home
-from forerun.kernels.interface import AttentionSpec
 from forerun.language_model import LanguageModel
 from forerun.media.loading import media_reader, media_weights
 from forerun.memory import available_memory, return_freed_memory, wanted_memory
@@ -79,6 +78,7 @@ def load_model(
     draft_model: str | Path | None = None,
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
+    prefix_cache: bool = True,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """See `forerun.load`."""
@@ -108,28 +108,31 @@ def load_model(
         named = None if draft_model is None else find(draft_model, progress=progress)
         assistant = find_assistant(named, folder, decoder, assistant_position)
         if named is not None and assistant.assistant is None:
-            drafting = load_draft_model(named, tokenizer, machine, context, progress)
+            drafting = load_draft_model(named, tokenizer, machine, progress)
         heads = load_head(head, checkpoint, decoder, vocab)
     towers = media_weights(checkpoint, decoder.dtype)
-    with enough_memory(checkpoint, machine):
-        others = [] if drafting is None else list(drafting.config.attention)
-        others += [] if heads.head is None else [AttentionSpec(heads.head.layout)]
-        pool = make_pool(decoder, context, machine, towers, room, token_bytes(others, decoder.dtype))
-        target = graphed(decoder, pool, context) if machine.graphs else None
-        host = host_target(decoder, pool)
-        result = run_probe(decoder, pool, progress, target or host)
-    drafters: dict[str, Drafter] = {"lookup": Lookup()}
+    drafting_rows: dict[str, RowDrafter] = {}
     labels = {"lookup": "finds drafts in the text so far"}
-    with running_memory():
-        if assistant.assistant is not None:
-            drafters["assistant"] = AssistantDrafter(assistant.assistant, pool, vocab)
-            labels["assistant"] = f"the assistant {assistant.path}"
-        elif drafting is not None:
-            drafters["model"] = attach_draft_model(drafting, pool, vocab)
-            labels["model"] = f"the draft model {draft_model}"
-        if heads.head is not None:
-            drafters["mtp"] = attach_head(heads.head, decoder, pool, vocab, context)
-            labels["mtp"] = heads.label
+    if assistant.assistant is not None:
+        drafting_rows["assistant"] = AssistantDrafter(assistant.assistant, vocab)
+        labels["assistant"] = f"the assistant {assistant.path}"
+    elif drafting is not None:
+        drafting_rows["model"] = ModelDrafter(drafting, vocab)
+        labels["model"] = f"the draft model {draft_model}"
+    if heads.head is not None:
+        decoder.taps = heads.head.taps
+        drafting_rows["mtp"] = MtpDrafter(heads.head, vocab)
+        labels["mtp"] = heads.label
+    drafters: dict[str, Drafter] = {"lookup": Lookup(), **drafting_rows}
+    if machine.graphs:  # what is captured looks angles up and cannot make their tables grow
+        ropes = [decoder.rope, *([] if heads.head is None else [heads.head.rope])]
+        for rope in [*ropes, *([] if drafting is None else [drafting.rope])]:
+            rope.reserve(context + 2 * (MAX_DEPTH + 1))
+    with enough_memory(checkpoint, machine):
+        parts = {name: drafter.specs for name, drafter in drafting_rows.items()}
+        pool = make_pool(decoder, context, machine, towers, room, parts, prefix_cache)
+        target = host_target(decoder, pool)
+        result = run_probe(decoder, pool, progress, target)
     facts = {"model": fingerprint(checkpoint), "head": str(head), "draft model": str(draft_model)}
     cost_file = CostFile(forerun_home() / "costs", machine_facts(machine.device, machine.describe()) | facts)
     costs = CostTable(cost_file.read())
@@ -141,11 +144,11 @@ def load_model(
         vocab=vocab,
         context=context,
         max_width=result.widest,
-        chunk=CHUNK if target is None else DEVICE_CHUNK,
+        chunk=DEVICE_CHUNK if machine.graphs else CHUNK,
         unavailable=({} if heads.missing is None else {"mtp": heads.missing}) | assistant.missing,
         costs=costs,
-        executor=None if target is None else device_executor(target, drafters, vocab, costs),
-        target=host,
+        target=target,
+        prefix_cache=prefix_cache,
     )
     release_workers()  # answers may be made on another thread
     return_freed_memory()
@@ -183,12 +186,18 @@ def context_size(decoder: Decoder, wanted: int | None) -> int:
 
 
 def make_pool(
-    decoder: Decoder, context: int, machine: Machine, towers: int, wanted: int | float | None = None, beside: int = 0
+    decoder: Decoder,
+    context: int,
+    machine: Machine,
+    towers: int,
+    wanted: int | float | None,
+    parts: Parts,
+    prefix_cache: bool = True,
 ) -> PagePool:
     """Pages for as many tokens as `wanted` memory holds, in bytes or as a share of what is free.
 
     By default a GPU gives all but a tenth: it has nothing else to do. A CPU gives a quarter at most, and no more than
-    several full contexts take. `beside`: bytes of each token in the caches of drafters, which the memory is for too.
+    several full contexts take. `parts`: the layers of drafters, which the memory is for too.
     `towers`: bytes of those that media will ask for. Up to half of the memory they are not counted as free, nor is what
     passes want; where they need more, requests with media may find too little, but all others have their pages.
     """
@@ -205,10 +214,9 @@ def make_pool(
         raise ForerunError(
             f"the cache cannot have {readable_bytes(memory)}: {readable_bytes(free)} are free; give it less memory"
         )
-    each = token_bytes(decoder.config.attention, decoder.dtype) + beside
-    pool = PagePool.within(
-        decoder.config, tokens, PAGE, memory, decoder.dtype, decoder.device, machine.graphs, beside=beside
-    )
+    each = token_bytes([*decoder.config.attention, *chain.from_iterable(parts.values())], decoder.dtype)
+    where = decoder.dtype, decoder.device, machine.graphs
+    pool = PagePool.within(decoder.config, tokens, PAGE, memory, *where, parts, prefix_cache)
     if pool is None or pool.count < PROBED_PAGES:
         raise ForerunError(
             f"{readable_bytes(memory)} are too little for the key/value cache, where {PAGE} tokens take "
@@ -217,21 +225,11 @@ def make_pool(
     return pool
 
 
-def load_draft_model(folder: Path, tokenizer: Any, machine: Machine, context: int, progress: Progress) -> Decoder:
+def load_draft_model(folder: Path, tokenizer: Any, machine: Machine, progress: Progress) -> Decoder:
     """A draft model must speak in the same tokens as the target."""
     if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
         raise ForerunError(f"the draft model {folder} has another tokenizer: use one from the same family as the model")
-    decoder = build(open_checkpoint(folder), machine.kernels, machine.device, machine.dtype, progress)
-    if machine.graphs:
-        decoder.rope.reserve(min(context, decoder.config.context) + 2 * (MAX_DEPTH + 1))
-    return decoder
-
-
-def attach_draft_model(decoder: Decoder, pool: PagePool, vocab: int) -> ModelDrafter:
-    """A drafter with a cache for as many tokens as the target's."""
-    shape, device = decoder.config, decoder.device
-    own = PagePool.for_model(shape, pool.count, pool.page, decoder.dtype, device, on_device=pool.on_device)
-    return ModelDrafter(decoder, own, min(vocab, shape.vocab), CHUNK, host_target(decoder, own))
+    return build(open_checkpoint(folder), machine.kernels, machine.device, machine.dtype, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,22 +263,10 @@ def load_head(wish: str | None, checkpoint: Checkpoint, decoder: Decoder, vocab:
         return LoadedHead(None, str(error), [f"no MTP drafts: {error}"])
 
 
-def attach_head(head: MtpHead, decoder: Decoder, pool: PagePool, vocab: int, context: int) -> MtpDrafter:
-    """A drafter with a cache for as many tokens as the target's, and a target that shows what the head looks at."""
-    decoder.taps = head.taps
-    if pool.on_device:  # whose kernels look angles up and cannot make the table grow
-        head.rope.reserve(context + 2 * (MAX_DEPTH + 1))  # a table it shares with the model stays as it is
-    own = PagePool(
-        [AttentionSpec(head.layout)], pool.count, pool.page, decoder.dtype, decoder.device, on_device=pool.on_device
-    )
-    return MtpDrafter(head, own, vocab, CHUNK)
-
-
 def run_probe(decoder: Decoder, pool: PagePool, progress: Progress, target: Target) -> ProbeResult:
     """The exactness probe, through the code that will serve."""
-    counts = target.counts if isinstance(target, GraphedTarget) else None
     with progress.task("checking exactness", None), torch.inference_mode():
-        return probe(decoder, pool, PROBED_WIDTHS, target, counts)
+        return probe(decoder, pool, PROBED_WIDTHS, target)
 
 
 def host_target(decoder: Decoder, pool: PagePool) -> Target:
@@ -289,14 +275,7 @@ def host_target(decoder: Decoder, pool: PagePool) -> Target:
         return decoder
     from forerun.models.recorded import target_of  # needs llvmlite, which a machine with a GPU may lack
 
-    return target_of(decoder, pool)
-
-
-def graphed(decoder: Decoder, pool: PagePool, context: int) -> GraphedTarget:
-    """Decode passes as graphs; tables of angles are filled now, because a graph cannot make them grow."""
-    rows = context + 2 * (MAX_DEPTH + 1)
-    decoder.rope.reserve(rows)
-    return GraphedTarget(decoder, pool, Graphs(pool.device), pool.pages_for(rows))
+    return target_of(decoder, pool.layers, len(pool.groups))
 
 
 @contextmanager

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forerun.cache.pages import PagePool
+from forerun.cache.pages import PagePool, token_bytes
 from forerun.device import free_memory
-from forerun.draft.assistant import AssistantDrafter
-from forerun.draft.model import ModelDrafter
-from forerun.draft.mtp import MtpDrafter
-from forerun.draft.protocol import Drafter
 from forerun.language_model import LanguageModel
 
 
@@ -33,7 +29,7 @@ class MemoryPlan:
     cache: int
     cache_tokens: int
     context: int
-    state: int  # of recurrent layers, for all sequences
+    state: int  # of recurrent layers, for all sequences and for what stays in the prefix cache
     left: int  # when the towers are there as well
     towers: int = 0  # for media: read when the first of them come
 
@@ -50,11 +46,12 @@ def memory_plan(loaded: LanguageModel) -> MemoryPlan:
     pool, config = engine.pool, decoder.config
     state, towers = 0, 0 if loaded.media is None else loaded.media.weight_bytes
     if pool.states is not None and config.delta is not None:
-        state = pool.states.bytes_per_slot(config.delta, config.recurrent_layers) * pool.states.count
+        state = pool.states.bytes_per_slot(config.delta, config.recurrent_layers)
+        state *= pool.states.count + pool.prefix.most_states
     return MemoryPlan(
         weights=decoder.weight_bytes,
         drafters=list(_drafters(loaded)),
-        cache=pool_bytes(pool),
+        cache=pool.count * pool.page * token_bytes(config.attention, decoder.dtype),
         cache_tokens=pool.count * pool.page,
         context=engine.context,
         state=state,
@@ -64,27 +61,16 @@ def memory_plan(loaded: LanguageModel) -> MemoryPlan:
 
 
 def page_bytes(pool: PagePool) -> int:
-    """Of one page in every layer."""
+    """Of one page in every layer of the model."""
     return sum((layer.keys[0].numel() + layer.values[0].numel()) * layer.keys.element_size() for layer in pool.layers)
 
 
-def pool_bytes(pool: PagePool) -> int:
-    """Of all pages."""
-    return pool.count * page_bytes(pool)
-
-
 def _drafters(loaded: LanguageModel) -> Iterator[PlannedDrafter]:
-    for name, drafter in loaded.engine.drafters.by_name.items():
-        weights, cache = _held(drafter)
+    pool = loaded.engine.pool
+    for name in loaded.engine.drafters.by_name:
+        weights, cache = 0, 0
+        if name in loaded.engine.drafters.rows:
+            row_drafter = loaded.engine.drafters.rows[name]
+            weights = row_drafter.weight_bytes
+            cache = pool.count * pool.page * token_bytes(row_drafter.specs, loaded.engine.model.dtype)
         yield PlannedDrafter(name, loaded.drafter_labels.get(name, ""), weights, cache)
-
-
-def _held(drafter: Drafter) -> tuple[int, int]:
-    """Bytes of a drafter's own weights and cache."""
-    if isinstance(drafter, MtpDrafter):
-        return drafter.head.weight_bytes, pool_bytes(drafter.pool)
-    if isinstance(drafter, AssistantDrafter):
-        return drafter.assistant.weight_bytes, 0
-    if isinstance(drafter, ModelDrafter):
-        return drafter.model.weight_bytes, pool_bytes(drafter.pool)
-    return 0, 0

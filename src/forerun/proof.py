@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -53,8 +54,13 @@ class Proof:
 
 
 def plain_request(request: Request) -> Request:
-    """The same, decoded without drafts. Log probabilities change no token and need not be computed again."""
-    return replace(request, draft="off", draft_tokens=None, kind="", logprobs=None, prompt_logprobs=False)
+    """The same, decoded without drafts and without what others have left in the cache. Log probabilities change no
+    token and need not be computed again.
+    """
+    salt = secrets.token_hex(16)
+    return replace(
+        request, draft="off", draft_tokens=None, kind="", logprobs=None, prompt_logprobs=False, cache_salt=salt
+    )
 
 
 def prove(

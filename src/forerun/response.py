@@ -31,6 +31,7 @@ class Response:
     seconds_saved: float | None = None  # against plain decoding, by plain rounds measured in this process
     warnings: list[str] = field(default_factory=list)
     accept: str = "coupled"  # how drafts were checked, or "rejection"
+    cached_tokens: int = 0  # of the prompt: they were in the cache and not read again
     proof: Proof | None = None  # where it was asked for, and the answer came to its end
 
     @property

@@ -137,4 +137,5 @@ def update_weights(model: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
         drafter = engine.drafters.by_name.get("mtp")
         if isinstance(drafter, MtpDrafter):
             drafter.target_changed(old, output)
-        engine.priors = Priors()  # what was accepted of drafts for the old ones says little now
+        engine.pool.prefix.clear()
+        engine.policy.priors = Priors()  # what was accepted of drafts for the old ones says little now

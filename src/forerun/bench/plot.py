@@ -36,9 +36,8 @@ def check(path: Path) -> None:
         raise ForerunError(f"--plot {path}: end the name with the kind of picture, one of {', '.join(known)}")
 
 
-def draw(cells: Sequence[Cell], path: Path) -> None:
-    """Write the picture to a file."""
-    figure = picture(cells)
+def save(figure: Any, path: Path) -> None:
+    """Write a picture to a file."""
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

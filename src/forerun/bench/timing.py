@@ -26,7 +26,9 @@ def wall_seconds(work: Callable[[], Any]) -> float:
 
 
 def device_seconds(launch: Callable[[], Any]) -> float:
-    """Median seconds of something launched again and again without waiting."""
+    """Median seconds of something launched again and again without waiting. Where there is no GPU, of one launch."""
+    if not torch.cuda.is_available():
+        return wall_seconds(launch)
     for _ in range(3):
         launch()
     torch.cuda.synchronize()
@@ -39,8 +41,10 @@ def device_seconds(launch: Callable[[], Any]) -> float:
     return float(statistics.median(a.elapsed_time(b) for a, b in pairwise(marks))) / 1e3
 
 
-def captured(launch: Callable[[], Any]) -> Callable[[], None]:
-    """As a CUDA graph."""
+def captured(launch: Callable[[], Any]) -> Callable[[], Any]:
+    """As a CUDA graph. Where there is no GPU, as it is."""
+    if not torch.cuda.is_available():
+        return launch
     launch()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -1,9 +1,11 @@
 """Recurrent and convolution state on a GPU: the twin of `StateSlots` for passes that the host does not watch.
 
-As there, a decode pass leaves the state alone and records its rows; the next one first replays those that count. How
-many that are is known on the device only, so `kept` lives there, and every pass reads and sets it without the host.
-Rows are recorded in two buffers in turn: programs of one launch read the old rows while others write the new ones.
-Every decode pass must be committed, if with 0 rows: it has moved the state on by the rows it replayed.
+As there, generated rows leave the state alone and are recorded; the next pass first replays those that count. How many
+that are is known on the device only, so `kept` lives there, and every pass reads and sets it without the host. Rows are
+recorded in two buffers in turn: programs of one launch read the old rows while others write the new ones. Every pass
+with generated rows must be committed, if with 0 rows: it has moved the state on by the rows it replayed.
+
+Rows of prompts move the state on at once. All of them count, and nothing of them is left to replay.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
-from forerun.cache.recurrent import SlotContents, Slots, empty_stage
-from forerun.kernels.interface import WIDEST, DeltaLayout, DeviceLayer, RecurrentLayer, Staged
+from forerun.cache.recurrent import SlotContents, Slots
+from forerun.kernels.interface import WIDEST, DeltaLayout, DeviceLayer, Staged
 
 
 @dataclass(slots=True)
 class DeviceContents(SlotContents):
-    """`kept` is [2]: kept and parity."""
+    """All layers in one piece, recorded rows only where some may be replayed. `kept` is [2]: kept and parity."""
 
     decoded: bool
 
@@ -42,6 +44,7 @@ class DeviceStates(Slots):
             for state, inputs, record in zip(self._state, self._inputs, self._record, strict=True)
         ]
         self._decoded: set[int] = set()  # slots that may have rows to replay
+        self._prompts: set[int] = set()  # slots whose last pass had rows of a prompt
 
     @staticmethod
     def bytes_per_slot(layout: DeltaLayout, layers: int) -> int:
@@ -61,49 +64,43 @@ class DeviceStates(Slots):
         """Take a slot back."""
         super().give_back(slot)
         self._decoded.discard(slot)
+        self._prompts.discard(slot)
 
-    def stage(self, slot: int, count: int, prefill: bool) -> Staged | None:
-        """Where the next `count` rows of a prompt leave their state; None for a decode pass, which is recorded."""
-        if not prefill:
-            return None
-        assert slot not in self._decoded, "a prompt comes before the answer: nothing is left to replay"
-        return empty_stage(self.layout, len(self.layers), count, self.device)
-
-    def first_stage(self, count: int) -> tuple[list[RecurrentLayer], Staged]:
-        """The state of an empty sequence, and where the first rows of any prompt leave theirs: a graph's own."""
-        layout = self.layout
-        state = torch.zeros(1, layout.value_heads, layout.key_size, layout.value_size, device=self.device)
-        inputs = torch.zeros(1, layout.window - 1, layout.width, device=self.device)
-        empty = RecurrentLayer(state, inputs, state[:0], self.kept[:0])
-        return [empty] * len(self.layers), empty_stage(layout, len(self.layers), count, self.device)
+    def stage(self, slot: int, count: int, prompt: bool) -> None:  # noqa: ARG002 - what `StateSlots` asks for
+        """The next pass has rows of this slot. They leave nothing aside."""
+        assert not prompt or slot not in self._decoded, "a prompt comes before the answer: nothing is left to replay"
+        (self._prompts.add if prompt else self._prompts.discard)(slot)
 
     def commit(self, slot: int, staged: Staged | None, count: int) -> None:
-        """Keep `count` rows of the last pass; after a decode pass as `committed` says of the device."""
-        if staged is None:
-            assert 0 <= count <= WIDEST
+        """Keep `count` generated rows of the last pass; rows of a prompt are kept already."""
+        assert staged is None and count >= 0
+        if slot not in self._prompts:
+            assert count <= WIDEST
             self.kept[slot].fill_(count)
             self.parity[slot].bitwise_xor_(1)
             self.committed(slot)
-        elif count:
-            assert count == staged.count, "a prefill pass is committed as a whole"
-            self._state[:, slot] = staged.state
-            self._inputs[:, slot, : self.layout.window - 1] = staged.inputs
 
     def committed(self, slot: int) -> None:
-        """The device has committed a decode pass by itself: it has set `kept` and flipped `parity`."""
+        """The device has committed generated rows by itself: it has set `kept` and flipped `parity`."""
         self._decoded.add(slot)
 
-    def copy(self, slot: int, device: torch.device) -> DeviceContents:
-        """The contents of a slot, on `device`."""
-        parts = (self._state[:, slot], self._inputs[:, slot], self._record[:, :, slot])
-        copies = (part.to(device, copy=True) for part in parts)
-        kept = torch.stack([self.kept[slot], self.parity[slot]]).to(device)
-        return DeviceContents(list(zip(*copies, strict=True)), kept, slot in self._decoded)
+    def copy(self, slot: int, device: torch.device, kept: int | None = None) -> DeviceContents:
+        """The contents of a slot between two passes, on `device`."""
+        assert kept is None, "what a device has kept it alone knows"
+        decoded = slot in self._decoded
+        recorded = WIDEST if decoded else 0
+        inputs = self._inputs[:, slot, : self.layout.window - 1 + recorded]
+        parts = self._state[:, slot], inputs, self._record[:, :, slot, :recorded]
+        state, inputs, record = (part.to(device, copy=True) for part in parts)
+        both = torch.stack([self.kept[slot], self.parity[slot]]).to(device)
+        return DeviceContents([(state, inputs, record)], both, decoded)
 
     def put(self, slot: int, contents: SlotContents) -> None:
         """Bring copied contents back."""
         assert isinstance(contents, DeviceContents)
-        for layer, (state, inputs, record) in zip(self.layers, contents.layers, strict=True):
-            layer.state[slot], layer.inputs[slot], layer.record[:, slot] = state, inputs, record
+        ((state, inputs, record),) = contents.layers
+        self._state[:, slot] = state
+        self._inputs[:, slot, : inputs.shape[1]] = inputs
+        self._record[:, :, slot, : record.shape[2]] = record
         self.kept[slot], self.parity[slot] = contents.kept
         (self._decoded.add if contents.decoded else self._decoded.discard)(slot)

@@ -27,7 +27,7 @@ class PageGroup:
         spare: bool,
     ) -> None:
         """`number`: among the groups of a pool; `spare`: one more page, for rows that nobody keeps."""
-        self.page, self.window, self._zeroed = page, spec.window, not spare
+        self.page, self.count, self.window, self._zeroed = page, pages, spec.window, not spare
         heads, size = spec.layout.kv_heads, spec.layout.size
         self._keys = torch.empty(layers, pages + spare, heads, size, page, dtype=dtype, device=device)
         self._values = torch.empty(layers, pages + spare, heads, page, size, dtype=dtype, device=device)
@@ -39,7 +39,7 @@ class PageGroup:
 
     @property
     def free(self) -> int:
-        """Pages nobody holds."""
+        """Pages without a holder."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
@@ -56,7 +56,7 @@ class PageGroup:
     def share(self, pages: Iterable[int]) -> None:
         """One more holds these pages."""
         for page in pages:
-            assert self._holders[page] > 0, "nobody holds this page: its contents may be gone"
+            assert self._holders[page] > 0, "this page has no holder: its contents may be gone"
             self._holders[page] += 1
 
     def give_back(self, pages: Iterable[int]) -> None:

@@ -90,7 +90,7 @@ class StateSlots(Slots):
         self._kept[:, :, slot] = 0
         return slot
 
-    def stage(self, slot: int, count: int, prefill: bool) -> Staged | None:  # noqa: ARG002 - what a device asks for
+    def stage(self, slot: int, count: int, prompt: bool) -> Staged | None:  # noqa: ARG002 - what a device asks for
         """Where the next `count` rows of a sequence leave their state; None when they are recorded."""
         if count <= WIDEST:
             return None
@@ -107,15 +107,15 @@ class StateSlots(Slots):
                 layer.state[slot] = matrix
                 layer.inputs[slot, : len(inputs)] = inputs
 
-    def copy(self, slot: int, device: torch.device) -> SlotContents:
-        """The contents of a slot, on `device`."""
+    def copy(self, slot: int, device: torch.device, kept: int | None = None) -> SlotContents:
+        """The contents of a slot, on `device`; with `kept`, as if so many rows of the last pass had been kept."""
         layers = [(layer.state, layer.inputs, layer.record) for layer in self.layers]
         return SlotContents(
             [
                 (a[slot].to(device, copy=True), b[slot].to(device, copy=True), c[slot].to(device, copy=True))
                 for a, b, c in layers
             ],
-            self._kept[:, :, slot].clone(),
+            self._kept[:, :, slot].clone() if kept is None else torch.full_like(self._kept[:, :, slot], kept),
         )
 
     def put(self, slot: int, contents: SlotContents) -> None:

@@ -127,6 +127,8 @@ class RemoteReply:
             length=self._cut,
             warnings=own.get("warnings", []),
             proof=proof_line(own["proof"]) if own.get("proof") else None,
+            prompt_tokens=usage.get("prompt_tokens", 0),
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
         )
 
     def close(self) -> None:

@@ -53,6 +53,8 @@ class Totals:
     seconds: float = 0.0  # of decoding, where it is known
     timed: int = 0  # tokens of those
     saved: float = 0.0
+    read: int = 0  # tokens of prompts
+    cached: int = 0  # part of them: the cache had them
 
     def add(self, outcome: Outcome) -> None:
         self.answers += 1
@@ -61,11 +63,14 @@ class Totals:
             self.seconds += outcome.tokens / outcome.tokens_per_second
             self.timed += outcome.tokens
         self.saved += outcome.seconds_saved or 0.0
+        self.read += outcome.prompt_tokens
+        self.cached += outcome.cached_tokens
 
     def line(self) -> str:
         rate = f" · {self.timed / self.seconds:.1f} tok/s" if self.seconds else ""
         answers = f"{self.answers} answer{'' if self.answers == 1 else 's'}"
-        return f"{answers} · {self.tokens} tokens{rate} · {saved_seconds(self.saved)}"
+        found = f" · {self.cached} of {self.read} prompt tokens from the cache" if self.read else ""
+        return f"{answers} · {self.tokens} tokens{rate}{found} · {saved_seconds(self.saved)}"
 
 
 @dataclass(slots=True)

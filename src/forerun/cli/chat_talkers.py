@@ -43,6 +43,8 @@ class Outcome:
     length: bool = False  # the limit on tokens ended it
     warnings: Sequence[str] = field(default_factory=list)
     proof: str | None = None  # in a line, where it was asked for
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # part of them
 
 
 def saved_seconds(seconds: float) -> str:
@@ -148,6 +150,8 @@ class LocalReply:
             length=response.finish_reason == "length",
             warnings=response.warnings,
             proof=None if response.proof is None else response.proof.line(),
+            prompt_tokens=response.prompt_tokens,
+            cached_tokens=response.cached_tokens,
         )
 
     def close(self) -> None:

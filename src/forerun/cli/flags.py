@@ -143,6 +143,9 @@ class LoadOptions(ModelOptions):
         None, SPECULATION, "An MTP head for the model; default: its own, or one of forerun's.", metavar="FOLDER"
     )
     assistant_position: str = _about("n-1", SPECULATION, "Where an assistant's queries stand: n-1 or n.")
+    prefix_cache: bool = _about(
+        True, MODEL_PANEL, "Keep texts in the cache while there is room: beginnings that come again are not read again."
+    )
 
     def check(self, one_drafter: bool = True) -> None:
         """A benchmark may compare two drafters."""

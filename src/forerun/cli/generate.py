@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 prompt_option = panel(PROMPT)
 JSON_KEYS = (
-    *("text", "tokens", "finish_reason", "prompt_tokens", "completion_tokens", "rounds", "drafted", "accepted"),
+    *("text", "tokens", "finish_reason", "prompt_tokens", "cached_tokens", "completion_tokens", "rounds"),
+    *("drafted", "accepted"),
     *("seconds", "tokens_per_second", "draft", "accept", "guaranteed", "proof", "seed"),
     *("arms", "tokens_per_round", "accepted_per_position", "seconds_saved"),
 )

@@ -7,24 +7,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from forerun.draft.protocol import Draft, FollowShape, SlotTensors, Want
+from forerun.draft.protocol import Draft, RowDrafter, Want
 from forerun.sample.acceptance import draw
 from forerun.sample.choose import choose, probabilities
 from forerun.sample.row import Row, RowError
 
 
 class Drawing:
-    """The drafts of one call of `propose`, drawn depth by depth for all sequences together.
+    """The drafts of a row drafter, drawn depth by depth for all sequences together.
 
     Coupled drafts use the target's own noise, which is keyed by target ids; under rejection they must not. With a
     reduced `vocabulary` column n of the logits belongs to target id `vocabulary[n]`.
     """
 
-    def __init__(
-        self, wants: list[Want], vocab: int, vocabulary: Tensor | None = None, deterministic: bool = False
-    ) -> None:
-        """`deterministic`: under rejection the likeliest token is drafted, whose distribution is one-hot."""
-        self.wants, self.vocab, self.vocabulary, self.deterministic = wants, vocab, vocabulary, deterministic
+    def __init__(self, wants: list[Want], drafter: RowDrafter) -> None:
+        self.wants, self.vocab, self.vocabulary = wants, drafter.vocab, drafter.vocabulary
+        self.deterministic = drafter.deterministic
         self.tokens: list[list[int]] = [[] for _ in wants]
         self._distributions: list[list[Tensor]] = [[] for _ in wants]
         self._full: Tensor | None = None  # [rows, vocab]; only the columns of the draft vocabulary are ever written
@@ -97,31 +95,6 @@ class Drawing:
         if self._full is None or len(self._full) != len(logits):
             self._full = logits.new_full((len(logits), self.vocab), float("-inf"))
         return self._full.index_copy_(1, self.vocabulary, logits)
-
-
-def draw_on_device(
-    slots: SlotTensors,
-    shape: FollowShape,
-    step: int,
-    logits: Tensor,
-    places: Tensor,
-    vocab: int,
-    vocabulary: Tensor | None = None,
-) -> Tensor:
-    """Draft number `step` of every slot: what the target would choose if these were its logits. `places`: as rows."""
-    from forerun.kernels.gpu.choosing import choose_tokens
-    from forerun.kernels.gpu.editing import edit_drafts
-
-    count, device = shape.slots, logits.device
-    edits = slots.edits if shape.edited else None
-    if edits is not None:
-        edited = torch.empty(count, vocab, dtype=torch.float32, device=device)
-        edit_drafts(logits, vocab, slots.drafts[:, :count].T, step, edits, vocabulary, edited)
-        logits = edited
-    tokens, bad = slots.drafts[step, :count], torch.empty(count, dtype=torch.int32, device=device)
-    asked = slots.temperature[:count], slots.seed[:count]
-    choose_tokens(logits, vocab, *asked, places, tokens, bad, ids=vocabulary)
-    return tokens
 
 
 def is_argmax(row: Row) -> bool:

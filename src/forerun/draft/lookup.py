@@ -6,12 +6,11 @@ It needs no model and no training, and shines where an answer repeats its prompt
 from __future__ import annotations
 
 from forerun.draft.automaton import SuffixAutomaton
-from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.draft.protocol import Draft, TextDrafter, Want
 from forerun.errors import ForerunError
-from forerun.models.layers.media import PromptMedia
 
 
-class Lookup(Drafter):
+class Lookup(TextDrafter):
     """Drafts by copying after the longest suffix that occurred before, when it has at least `minimum_match` tokens.
 
     Drafts are deterministic, so their probabilities are None (one-hot). `open` indexes the prompt at once; committed
@@ -32,7 +31,7 @@ class Lookup(Drafter):
         self._automata: dict[int, SuffixAutomaton] = {}
         self._queued: dict[int, list[int]] = {}
 
-    def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:  # noqa: ARG002
+    def open(self, sequence_id: int, tokens: list[int]) -> None:
         """Indexes the prompt."""
         self._automata[sequence_id] = SuffixAutomaton(tokens)
         self._queued[sequence_id] = []

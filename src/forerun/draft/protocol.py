@@ -1,25 +1,26 @@
-"""What every drafter looks like: it follows sequences, proposes tokens when asked, and is never trusted.
+"""The two kinds of drafters. Both propose tokens, and neither is ever trusted: the target checks every token.
 
-A proposal is checked token by token by the target. A drafter that is wrong, late or broken costs speed, never a
-wrong token, so the protocol has no way to report success or failure.
+A text drafter reads the tokens so far, on the host. A row drafter is a small network that goes along with the rows of
+the target's passes: its keys and values lie in the target's pages, an entry at the position of its token. A drafter
+that is wrong, late or broken costs speed, never a wrong token, so that neither protocol reports success or failure.
 """
 
 # ruff: noqa: ARG002 - what a drafter does unless it says otherwise is mostly nothing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from torch import Tensor
+
+from forerun.kernels.interface import AttentionSpec
+from forerun.sample.row import Row
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from forerun.cache.pages import SequenceCache
-    from forerun.kernels.gpu.editing import EditTables
-    from forerun.models.layers.media import PromptMedia
-    from forerun.sample.row import Row
+    from forerun.cache.pages import PagePool
+    from forerun.models.layers.rows import Pass
 
 
 @dataclass(slots=True)
@@ -41,133 +42,20 @@ class Want:
     row: Row
     # True when the tokens will be judged by rejection sampling rather than by the coupled rule.
     rejection: bool
-    # The target's keys and values of this sequence, for a drafter that reads them.
-    cache: SequenceCache | None = None
 
 
-def draft_for_some(wants: list[Want], able: list[bool], draft: Callable[[list[Want]], list[Draft]]) -> list[Draft]:
-    """Drafts for those who can be served, all in one call, and none for the others."""
-    served = [want for want, is_able in zip(wants, able, strict=True) if is_able]
-    made = iter(draft(served) if served else ())
-    return [next(made) if is_able else Draft([]) for is_able in able]
-
-
-class SlotTensors(Protocol):
-    """The batch slots of a device, as far as drafters read and write them: one element or column for each slot."""
-
-    most_pages: int  # that a sequence may hold
-    position: Tensor  # [slots] int32: tokens in the target's cache
-    pending: Tensor  # [slots] int64: the token after them
-    tables: list[Tensor]  # by page group [slots, pages] int32: the target's block tables
-    recurrent: Tensor  # [slots] int32: where the recurrent state is
-    temperature: Tensor  # [slots] float64
-    seed: Tensor  # [slots, 3] int64
-    drafts: Tensor  # [depth, slots] int64: for the next round
-    drafted: Tensor  # [slots] int32: how many of them are real
-
-    @property
-    def edits(self) -> EditTables | None:
-        """What requests change in their logits."""
-        ...
-
-
-class Capture(Protocol):
-    """Captures a launch as a graph: what comes back replays it."""
-
-    def __call__(self, launch: Callable[[], Tensor]) -> Callable[[], Tensor]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FollowShape:
-    """A round as the device half of a drafter sees it: what its part of the round is captured for."""
-
-    slots: int  # the first so many
-    width: int  # rows of each
-    drafts: int  # to make for the next round
-    edited: bool = False  # are logits changed by biases or penalties?
-
-    @property
-    def only_follows(self) -> bool:
-        """A plain round that needs no drafts after it: a half may put off its own work."""
-        return self.width == 1 and not self.drafts
-
-
-class DeviceHalf(Protocol):
-    """Follows the sequences in batch slots and drafts for their next round, without the host."""
+class TextDrafter(Protocol):
+    """Proposes tokens from the text alone. Keeps its own state for each sequence, between `open` and `close`."""
 
     name: str
 
-    def join(self, slot: int, sequence_id: int, tokens: int) -> bool:
-        """Take a sequence over from the host half, with room for `tokens` tokens; False when there is none."""
+    def open(self, sequence_id: int, tokens: list[int]) -> None:
+        """A sequence begins; `tokens` is its prompt."""
         ...
-
-    def grow(self, slot: int, tokens: int) -> bool:
-        """More room; False when there is none."""
-        return True
-
-    def leave(self, slot: int, length: int | None) -> None:
-        """Hand a sequence back with `length` tokens in its cache; None: it is over."""
-        ...
-
-    def follows(self, slot: int) -> bool:
-        """Does somebody sit there?"""
-        ...
-
-    def before_round(self, shape: FollowShape, captured: bool) -> None:
-        """A round is about to be launched, or to be captured first."""
-        return
-
-    def may_repeat(self, shape: FollowShape) -> bool:
-        """Can such a round follow at once, with nothing captured before it?"""
-        return True
-
-    def after_pass(
-        self, shape: FollowShape, features: Tensor, chosen: Tensor, before: Tensor, accepted: Tensor
-    ) -> None:
-        """Part of a captured round. features [slots · width, …]; chosen [slots, width]; before, accepted [slots]."""
-        ...
-
-    def launched(self, shape: FollowShape) -> None:
-        """Such a round was launched."""
-        return
-
-    def idle_values(self) -> list[tuple[Tensor, int]]:
-        """What it keeps for each slot, and what that is while nobody sits there."""
-        ...
-
-    def prepare(self, slots: int) -> None:
-        """Capture whatever rounds of so many slots may need beside themselves."""
-        return
-
-
-class Drafter(Protocol):
-    """Proposes tokens for many sequences. Keeps its own state for each, between `open` and `close`.
-
-    Unless it says otherwise, it needs no features, drafts nothing for free and has no part in a device's rounds.
-    """
-
-    name: str
-    wants_features: bool = False  # does it look inside the target? Then `feed` is called.
-
-    def open(self, sequence_id: int, tokens: list[int], media: PromptMedia | None = None) -> None:
-        """A sequence begins; `tokens` is its prompt, and `media` what stands in it in place of placeholders."""
-        ...
-
-    def open_late(self, sequence_id: int, pending: int) -> None:
-        """Follow a sequence from its pending token on: features of positions before that one never come."""
-        self.open(sequence_id, [pending])
 
     def observe(self, sequence_id: int, tokens: list[int]) -> None:
         """Tokens were committed: every one after the prompt comes by here once, in order, the pending one included."""
         ...
-
-    def feed(self, sequence_id: int, features: Tensor) -> None:
-        """What the target computed at committed positions [rows, features], from the first followed token on, in order.
-
-        By then the tokens up to and including the one after the last of these positions are known, except at the end
-        of the prompt. Called only when `wants_features` is set. Keep a copy: the tensor may be reused.
-        """
-        return
 
     def propose(self, wants: list[Want]) -> list[Draft]:
         """One draft for each want, in the same order. A draft may be shorter than asked for, or empty."""
@@ -176,7 +64,7 @@ class Drafter(Protocol):
     def ready(self, sequence_id: int) -> int:
         """How much speaks for a draft now; 0: nothing. Cheap; called only for a sequence that was told everything.
 
-        A lookup says how many tokens match, others just whether they can draft.
+        A lookup says how many tokens match.
         """
         ...
 
@@ -184,10 +72,57 @@ class Drafter(Protocol):
         """What it would draft now, where that costs next to nothing; else nothing. Called after `ready`."""
         return []
 
-    def device_half(self, slots: SlotTensors, capture: Capture) -> DeviceHalf | None:
-        """The part of it that runs inside the rounds of a device, if it has one; asked once, when an engine is made."""
-        return None
-
     def close(self, sequence_id: int) -> None:
         """The sequence is over; forget it. Closing one that is not open does nothing."""
         ...
+
+
+class RowDrafter(Protocol):
+    """A network that drafts one token a step. Entry t of its keys and values is made from the token at position t and
+    the target's features at t − 1, if it wants features; so a page of entries depends on the text up to its end alone.
+    """
+
+    name: str
+    specs: Sequence[AttentionSpec] = ()  # of its layers that keep keys and values
+    features: int = 0  # columns of the target's features that it reads; 0: none
+    first: int = 0  # the first entry that there is
+    warm: int | None = 0  # entries after which a late joiner drafts well; None: it must have all from the first on
+    longest: int | None = None  # tokens of the longest text that it knows how to read
+    vocab: int  # ids that it may draft
+    vocabulary: Tensor | None = None  # target ids of the columns of its logits; None: they are the ids
+    deterministic: bool = False  # under rejection: does it draft its likeliest token?
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its own matrices."""
+        ...
+
+    def attach(self, pool: PagePool) -> None:
+        """The pool that holds its entries, as `PagePool.parts` of its name, beside the target's."""
+        ...
+
+    def follow(self, batch: Pass, features: Tensor | None) -> None:
+        """Write the entries of all rows of a pass; features [rows, features] of the positions before them."""
+        ...
+
+    def begin(self, features: Tensor | None) -> Tensor | None:
+        """What the first step reads: of [sequences, features] at the last committed positions."""
+        ...
+
+    def place(self, step: int) -> int:
+        """The position of the row of a step, counted from the pending token's."""
+        return step
+
+    def step(self, number: int, hidden: Tensor | None, batch: Pass) -> tuple[Tensor | None, Tensor]:
+        """One row for each sequence, which holds the token before the one to draft: what the next step reads, and
+        logits [sequences, columns]. `hidden`: of the step before, or from `begin`.
+        """
+        ...
+
+
+Drafter = TextDrafter | RowDrafter
+
+
+def is_row_drafter(drafter: Drafter) -> bool:
+    """Does it go along with the target's passes?"""
+    return hasattr(drafter, "step")

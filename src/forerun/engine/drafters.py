@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from itertools import takewhile
 from operator import index
 
-from torch import Tensor
-
-from forerun.draft.arms import ARMS, ASSISTANT, FORCED, MTP, SERVED, arm_for
-from forerun.draft.protocol import Draft, Drafter, Want
+from forerun.cache.pages import PagePool
+from forerun.draft.arms import ARMS, ASSISTANT, FORCED, MAX_DEPTH, MTP, SERVED, arm_for
+from forerun.draft.protocol import Draft, Drafter, RowDrafter, TextDrafter, Want, is_row_drafter
 from forerun.engine.constrained import force
 from forerun.engine.plan import NOTHING, Turn
 from forerun.engine.request import Request
-from forerun.engine.sequence import Sequence
+from forerun.engine.sequence import Followed, Sequence
 from forerun.errors import ForerunError
+from forerun.policy.decision import PLAIN, Decision
 from forerun.sample.row import Row
 
 log = logging.getLogger("forerun")
@@ -25,14 +25,24 @@ LEAST = 0.02  # of the drafts that must have been accepted by then
 
 
 class Drafters:
-    """By name. A sequence may use those in its `arms`; the ones in its `told` follow it."""
+    """By name. A sequence may use those in its `arms`; `told` and `followed` say how far each of them has come."""
 
-    def __init__(self, drafters: dict[str, Drafter], vocab: int, unavailable: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, drafters: Mapping[str, Drafter], pool: PagePool, vocab: int, unavailable: Mapping[str, str] | None = None
+    ) -> None:
         """`unavailable`: why a drafter that a user may ask for is not among them."""
-        self.by_name, self.vocab, self.unavailable = drafters, vocab, dict(unavailable or {})
+        self.vocab, self.unavailable, self._pool = vocab, dict(unavailable or {}), pool
+        self.texts: dict[str, TextDrafter] = {n: d for n, d in drafters.items() if not is_row_drafter(d)}  # type: ignore[misc]
+        self.rows: dict[str, RowDrafter] = {n: d for n, d in drafters.items() if is_row_drafter(d)}  # type: ignore[misc]
+        for drafter in self.rows.values():
+            drafter.attach(pool)
+
+    @property
+    def by_name(self) -> dict[str, Drafter]:
+        return {**self.texts, **self.rows}
 
     def __contains__(self, name: str) -> bool:
-        return name in self.by_name
+        return name in self.texts or name in self.rows
 
     def arms_for(self, request: Request) -> list[str]:
         """Those that a request may use."""
@@ -59,87 +69,76 @@ class Drafters:
 
     def wants_features(self, sequence: Sequence) -> bool:
         """Does a drafter this sequence may use look inside the target?"""
-        return any(self.by_name[name].wants_features for name in sequence.arms)
-
-    def tell(self, sequence: Sequence, name: str) -> Drafter:
-        """Open the sequence, or tell what was committed since. Not guarded: a failure is the caller's failure too."""
-        drafter, told = self.by_name[name], sequence.told.get(name)
-        if told is None:
-            told = sequence.prompt_length
-            drafter.open(sequence.id, sequence.tokens[:told], sequence.request.media)
-        if told < len(sequence.tokens):
-            drafter.observe(sequence.id, sequence.tokens[told:])
-        sequence.told[name] = len(sequence.tokens)
-        return drafter
-
-    def leave_out(self, sequence: Sequence) -> None:
-        """Its batch does not draft: whoever would have to read its prompt now is not among its drafters, for a while.
-
-        The others, who read it when they are first asked, stay.
-        """
-        sequence.announced = False
-        for name in [name for name in sequence.arms if self.by_name[name].wants_features]:
-            sequence.policy.drop(name)
-            sequence.arms.remove(name)
-            sequence.left_out.append(name)
-
-    def take_in(self, sequence: Sequence, most: int) -> None:
-        """Whoever was left out follows the sequence from here on, without its prompt. `most`: see `deepest`."""
-        names, sequence.left_out = sequence.left_out, []
-        sequence.arms += names
-        for name in names:
-            with self.guarded(sequence, name):
-                self.by_name[name].open_late(sequence.id, sequence.pending)
-                sequence.told[name] = len(sequence.tokens)
-        sequence.policy.give(self.deepest(sequence, most))
+        return any(self.rows[name].features for name in sequence.arms if name in self.rows)
 
     def deepest(self, sequence: Sequence, most: int) -> dict[str, int]:
         """The arms of a sequence, and how many drafts a round of each may have: at most so many."""
         names = sequence.arms if sequence.constraint is None else [*sequence.arms, FORCED.drafter]
         return {arm.name: min(arm.deepest, most) for name in names for arm in SERVED[name] if most > 0}
 
-    def announce(self, sequence: Sequence) -> None:
-        """Tell everybody of the prompt. A device that still computes on it hides what they do with it."""
-        for name in list(sequence.arms) if sequence.announced else ():
-            with self.guarded(sequence, name):
-                self.tell(sequence, name)
+    def has_until(self, sequence: Sequence, name: str) -> int:
+        """The first position whose entry is missing, of a row drafter that must have all of them."""
+        entries = sequence.followed.get(name)
+        if entries is None or entries.start > self.rows[name].first:
+            return 0
+        return sequence.cache.length if entries.stop is None else min(entries.stop, sequence.cache.length)
 
-    def feed(self, sequence: Sequence, features: Tensor | None) -> None:
-        """Hand over the features of committed rows to whoever wants them.
-
-        The tokens come first: a drafter may want to work off its queue.
-        """
-        for name in list(sequence.arms):
-            if self.by_name[name].wants_features:
-                assert features is not None
-                with self.guarded(sequence, name):
-                    self.tell(sequence, name).feed(sequence.id, features)
+    def most(self, sequence: Sequence, name: str) -> int:
+        """Drafts that a row drafter may make now: none where it lacks what it needs for the next token."""
+        drafter, cache = self.rows[name], sequence.cache
+        if drafter.features and cache.edge is None:
+            return 0
+        room = MAX_DEPTH if drafter.longest is None else max(0, drafter.longest - len(sequence.tokens))
+        if not drafter.specs:
+            return room
+        if drafter.warm is None:  # it catches up, unless what it has missed lies in pages that were given back
+            groups = {layer.group for layer in self._pool.parts[name]}
+            return room if cache.still_sees(self.has_until(sequence, name), groups) else 0
+        entries = sequence.followed.get(name)
+        if entries is None or (entries.start > drafter.first and cache.length - entries.start < drafter.warm):
+            return 0
+        return room
 
     def available(self, sequence: Sequence) -> dict[str, int]:
-        """How many drafts each arm may have now."""
-        found: dict[str, int] = {}
-        if sequence.constraint is not None:
-            found[FORCED.name] = len(self._forced(sequence, FORCED.deepest))
-        for name in list(sequence.arms):
+        """How many drafts each text arm may have now."""
+        request, forced = sequence.request, len(self._forced(sequence, FORCED.deepest))
+        found: dict[str, int] = {} if sequence.constraint is None else {FORCED.name: forced}
+        # In rounds of an arm that a user names, what is forced comes first, whether its drafter has a draft or not.
+        least = 0 if request.draft == "auto" and request.draft_tokens is None else forced
+        for name in [name for name in sequence.arms if name in self.texts]:
             with self.guarded(sequence, name):
-                fitting = arm_for(name, self.tell(sequence, name).ready(sequence.id))
-                found |= {arm.name: arm.deepest if arm is fitting else 0 for arm in SERVED[name]}
+                fitting = arm_for(name, self._tell(sequence, name).ready(sequence.id))
+                found |= {arm.name: arm.deepest if arm is fitting else least for arm in SERVED[name]}
         return found
 
     def peek(self, sequence: Sequence, but: str | None, depth: int) -> list[tuple[str, list[int]]]:
-        """Arms and drafts that cost nothing, of drafters other than `but` that were told everything."""
+        """Arms and drafts that cost nothing, of drafters other than `but`."""
         found = []
         if but != FORCED.drafter and (forced := self._forced(sequence, depth)):
             found.append((FORCED.name, forced))
-        for name in list(sequence.told):
-            drafter = self.by_name[name]
-            if name == but or sequence.told[name] != len(sequence.tokens):
-                continue
+        for name in [name for name in sequence.arms if name in self.texts and name != but]:
             with self.guarded(sequence, name):
+                drafter = self._tell(sequence, name)
                 fitting = arm_for(name, drafter.ready(sequence.id))
                 if fitting is not None and (tokens := drafter.peek(sequence.id, depth)):
                     found.append((fitting.name, tokens))
         return found
+
+    def _tell(self, sequence: Sequence, name: str) -> TextDrafter:
+        """Open the sequence, or tell what was committed since. Not guarded: a failure is the caller's failure too."""
+        drafter, told = self.texts[name], sequence.told.get(name)
+        if told is None:
+            told = sequence.prompt_length
+            drafter.open(sequence.id, sequence.tokens[:told])
+        if told < len(sequence.tokens):
+            drafter.observe(sequence.id, sequence.tokens[told:])
+        sequence.told[name] = len(sequence.tokens)
+        return drafter
+
+    def forced(self, sequence: Sequence, most: int) -> Decision:
+        """To draft what its constraint leaves no choice about; plain decoding where there is a choice."""
+        count = min(most, len(self._forced(sequence, most)))
+        return Decision(FORCED.name, count) if count else PLAIN
 
     def _forced(self, sequence: Sequence, most: int) -> list[int]:
         """What its constraint leaves no choice about."""
@@ -148,29 +147,29 @@ class Drafters:
         except Exception:  # noqa: BLE001 - the next round meets it again and ends the sequence
             return []
 
-    def propose(self, turns: list[Turn]) -> None:
-        """Ask each drafter once for all its sequences; what is forced needs no drafter."""
-        turns = [turn for turn in turns if not force(turn)]
-        for name, drafter in self.by_name.items():
+    def propose(self, turns: list[Turn]) -> list[Turn]:
+        """Ask text drafters for the drafts of their turns; what is forced needs no drafter.
+
+        Returns the turns whose drafts a row drafter makes.
+        """
+        turns = [turn for turn in turns if turn.decision.depth and not force(turn)]
+        for name, drafter in self.texts.items():
             wants: list[tuple[Turn, Want]] = []
             for turn in turns:
-                sequence, depth = turn.sequence, turn.decision.depth
-                if turn.decision.drafter == name and depth > 0:
-                    with self.guarded(sequence, name):
-                        self.tell(sequence, name)
-                        request = sequence.request
-                        row = Row(request.sampling, sequence.history, (), len(sequence.tokens), None)
-                        rejection = request.accept == "rejection"
-                        wants.append((turn, Want(sequence.id, depth, row, rejection, sequence.cache)))
+                if turn.decision.drafter == name:
+                    with self.guarded(turn.sequence, name):
+                        self._tell(turn.sequence, name)
+                        wants.append((turn, want_of(turn)))
             if wants:
                 self._propose(drafter, wants)
+        return [turn for turn in turns if turn.decision.drafter in self.rows]
 
-    def _propose(self, drafter: Drafter, wants: list[tuple[Turn, Want]]) -> None:
+    def _propose(self, drafter: TextDrafter, wants: list[tuple[Turn, Want]]) -> None:
         try:
             drafts = drafter.propose([want for _, want in wants])
             assert len(drafts) == len(wants), "a drafter answers every want"
             drafts = [sensible(draft, want.depth, self.vocab) for draft, (_, want) in zip(drafts, wants, strict=True)]
-        except Exception as error:  # noqa: BLE001 - nobody knows whose fault it was: ask for each alone
+        except Exception as error:  # noqa: BLE001 - the wants are tried one by one to find whose fault it was
             if len(wants) > 1:
                 for one in wants:
                     self._propose(drafter, [one])
@@ -179,14 +178,46 @@ class Drafters:
             return
         for (turn, _), draft in zip(wants, drafts, strict=True):
             turn.draft = draft
-            turn.asked, turn.proposed = drafter.name, len(turn.draft.tokens)
+
+    def found(self, sequence: Sequence) -> None:
+        """Entries came with the pages that a prompt begins with."""
+        for name, start in sequence.cache.entries().items():
+            if name in self.rows:
+                sequence.followed[name] = Followed(max(start, self.rows[name].first))
+
+    def entries(self, sequence: Sequence) -> dict[str, tuple[int, int | None]]:
+        """Row drafters, and where the run of their true entries begins and ends: None, with what is kept."""
+        if not sequence.followed:
+            return {}
+        return {
+            name: (0 if entries.start <= self.rows[name].first else entries.start, entries.stop)
+            for name, entries in sequence.followed.items()
+        }
+
+    def follow(self, sequence: Sequence, names: frozenset[str], begin: int) -> None:
+        """These row drafters write the entries of a turn whose first row stands at `begin`, and no others do."""
+        if not names and not sequence.followed:
+            return
+        for name in [name for name, entries in sequence.followed.items() if entries.stop is None and name not in names]:
+            del sequence.followed[name]
+        for name in names:
+            drafter, entries = self.rows[name], sequence.followed.get(name)
+            if entries is not None and entries.stop is not None and entries.stop >= begin:
+                entries.stop = None  # it had caught up
+            elif entries is None or entries.stop is not None:  # it missed some
+                known = not drafter.features or sequence.cache.edge is not None or not begin
+                sequence.followed[name] = Followed(max(begin if known else begin + 1, drafter.first))
+
+    def reached(self, sequence: Sequence, name: str, stop: int) -> None:
+        """A row drafter has all entries up to `stop`."""
+        sequence.followed[name] = Followed(self.rows[name].first, stop)
 
     def switch_off(self, sequence: Sequence, name: str, error: Exception) -> None:
         """A drafter failed: say so once and go on without it."""
         reason = f"{type(error).__name__}: {error}"
-        sequence.policy.drop(name)
         if name in sequence.arms:
             sequence.arms.remove(name)
+        sequence.dropped.append(name)
         self._close(sequence, name)
         sequence.warnings.append(f"drafter {name} failed and was switched off: {reason}")
         about = {"request": sequence.request.name}
@@ -199,11 +230,21 @@ class Drafters:
 
     def _close(self, sequence: Sequence, name: str) -> None:
         sequence.told.pop(name, None)
+        sequence.followed.pop(name, None)
+        if name not in self.texts:
+            return
         try:
-            self.by_name[name].close(sequence.id)
+            self.texts[name].close(sequence.id)
         except Exception as error:  # noqa: BLE001 - it is being left alone anyway
             about = {"request": sequence.request.name}
             log.warning("drafter %s failed to forget a request: %s", name, error, extra=about)
+
+
+def want_of(turn: Turn) -> Want:
+    """What a turn asks of its drafter."""
+    sequence, request = turn.sequence, turn.sequence.request
+    row = Row(request.sampling, sequence.history, (), len(sequence.tokens), None)
+    return Want(sequence.id, turn.decision.depth, row, request.accept == "rejection")
 
 
 def sensible(draft: Draft, depth: int, vocab: int) -> Draft:
@@ -218,7 +259,7 @@ def sensible(draft: Draft, depth: int, vocab: int) -> Draft:
 
 
 class LowAcceptance:
-    """Counts the rounds of each drafter, whoever's they are: one that is never right, a mismatched pair above all, is
+    """Counts the rounds of each drafter over all sequences: one that is never right, a mismatched pair above all, is
     named once.
     """
 

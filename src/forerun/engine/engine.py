@@ -3,39 +3,61 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping
-from itertools import count
+from dataclasses import dataclass, replace
+from itertools import count, takewhile
 
 import torch
 
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.device import free_memory
-from forerun.draft.arms import ARMS, MAX_DEPTH
+from forerun.draft.arms import MAX_DEPTH
 from forerun.draft.protocol import Drafter
+from forerun.engine.device_runner import DeviceRunner
 from forerun.engine.drafters import Drafters, LowAcceptance
-from forerun.engine.host import HostExecutor
 from forerun.engine.interrupts import interrupts_held
 from forerun.engine.ownership import Ownership
-from forerun.engine.plan import Result, Round, Turn
+from forerun.engine.plan import Outcome, Plan, Ticket, Turn
 from forerun.engine.request import Request
+from forerun.engine.runner import Runner
 from forerun.engine.scheduler import Scheduler
 from forerun.engine.sequence import Sequence, Status, TextSink
 from forerun.errors import ForerunError
+from forerun.kernels.interface import CHUNK_ROWS
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.rows import Target
-from forerun.policy.acceptance import Priors
-from forerun.policy.batch import BatchPolicy
-from forerun.policy.budget import cut_drafts
-from forerun.policy.controller import Controller
 from forerun.policy.costs import CostTable
-from forerun.policy.decision import PLAIN, Decision, DepthPolicy, Policy
+from forerun.policy.decision import PLAIN, Decision, NamedArm
+from forerun.policy.policy import Policy
+from forerun.policy.records import Ask, Part, RoundResult
 from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
-CHUNK = 512  # rows of prompts in a pass, where rows of prompts are rows like any other
+CHUNK = 512  # rows of prompts in a pass
 UNRUN = 8  # tokens of a draft that is not run to compare; a round seldom emits more unless the lookup itself runs
-THINK = 8  # rounds of a batch between two thoughts about it, where it runs ahead; one alone is thought about every time
+SLOWDOWN = 2.5  # times as long as usual that a token of an answer may take while prompts are read
+LEAST_ROWS, RECENT = 64, 0.1  # rows of prompts in a pass beside answers, at least; weight of the last round
+NONE: frozenset[str] = frozenset()
+READ_BY_HEADS = 256  # tokens at the end of a prompt that heads read: those before say little about the next one
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many rows of prompts a pass may have beside answers, so that no token takes much longer than without them."""
+
+    slowdown: float  # times as long as it takes without prompts
+    row: float = 0.0  # seconds that a row of a prompt adds, lately
+
+    def learn(self, seconds: float, quiet: float, prompt_rows: int) -> None:
+        """A round with prompts beside answers; `quiet`: seconds of one without."""
+        more = max(0.0, seconds - quiet) / prompt_rows
+        self.row += (RECENT if self.row else 1.0) * (more - self.row)
+
+    def rows(self, most: int, quiet: float) -> int:
+        """As many as the slowdown allows; few enough at the start that they tell what a row costs."""
+        if not quiet:
+            return most
+        return max(LEAST_ROWS, min(most, int((self.slowdown - 1) * quiet / self.row))) if self.row else LEAST_ROWS
 
 
 class Engine:
@@ -45,292 +67,322 @@ class Engine:
         self,
         model: Decoder,
         pool: PagePool,
-        drafters: dict[str, Drafter],
+        drafters: Mapping[str, Drafter],
         *,
         vocab: int,
         context: int,
         max_sequences: int = 64,
         max_width: int = MAX_DEPTH + 1,
         chunk: int = CHUNK,
+        slowdown: float = SLOWDOWN,
         unavailable: Mapping[str, str] | None = None,
         costs: CostTable | None = None,
-        executor: HostExecutor | None = None,
         target: Target | None = None,
+        prefix_cache: bool = True,
     ) -> None:
-        """`unavailable`: why a drafter that a user may ask for is not among `drafters`.
-
-        `executor`: of a device. `target`: runs the model's passes, where that is not the model itself.
+        """`unavailable`: why a drafter that a user may ask for is not among `drafters`. `chunk`: rows of prompts in a
+        pass, at most. `slowdown`: times as long as usual that a token may take while prompts are read. `target`: runs
+        the model's passes, where that is not the model itself. `prefix_cache`: do beginnings of texts stay after their
+        sequences?
         """
-        self.model, self.pool, self.drafters = model, pool, Drafters(drafters, vocab, unavailable)
-        self.costs, self.priors = costs or CostTable(), Priors()  # learned about this machine and earlier requests
-        self.executor = executor or HostExecutor(
-            target or model, self.drafters, self.costs, not pool.on_device, model.kernels.one_kind_of_row
-        )
-        self.vocab, self.context, self.max_width, self.chunk = vocab, context, max_width, chunk
-        scheduler = self.scheduler = Scheduler(pool, context, max_sequences, free_memory(torch.device("cpu")) // 2)
+        self.model, self.pool = model, pool
+        self.drafters = Drafters(drafters, pool, vocab, unavailable)
+        self.costs = costs or CostTable()  # learned about this machine
+        if pool.on_device:
+            self.runner: Runner = DeviceRunner(model, pool, self.drafters, context)
+        else:
+            self.runner = Runner(target or model, self.drafters)
+        self.policy = Policy(self.costs, overlaps=self.runner.overlaps)
+        self._cuts_prompts = pool.on_device and pool.states is not None
+        self.chunk = max(chunk, CHUNK_ROWS) if self._cuts_prompts else chunk
+        self.vocab, self.context, self.max_width = vocab, context, max_width
+        host = free_memory(torch.device("cpu"))
+        if prefix_cache:
+            away = 0 if pool.device.type == "cpu" else host // 4  # copies beside a pool in the same memory gain nothing
+            pool.prefix.serve(any_row=not self._cuts_prompts, chunk=CHUNK_ROWS, host_limit=away)
+        scheduler = self.scheduler = Scheduler(pool, context, max_sequences, host // 2)
         self.owner = Ownership(pool.device, lambda: scheduler.idle, scheduler.recount)
         self.low_acceptance = LowAcceptance()
+        self._pace = Pace(slowdown)
         self.warm = False  # see `engine/warmup.py`
-        self._under_way: Round | None = None
-        self._repeats = 0  # rounds since the sequences or the way to run them changed
-        self._ahead: list[Turn] = []  # what to do next, thought of while the last round ran
-        self._batch = BatchPolicy()
+        self._under_way: Ticket | None = None
+        self._took_part: list[int] = []  # the sequences of the round before
         self._ids = count()
 
+    # ---- the loop
+
     def step(self) -> None:
-        """One round. Who interrupts it finds every sequence whole; an exception is its sequence's alone."""
+        """One round. After an interrupt every sequence is whole; an exception is its sequence's alone."""
         with interrupts_held(), self.owner:
-            self.scheduler.admit()
-            done = self._finish(repeat=True)
+            self._admit()
+            plan = self._plan()
+            if self._under_way is not None and (plan.needs_host or not plan.turns):
+                self._deliver_last()
+                self._admit()
+                plan = self._plan()
+            before, self._under_way = self._under_way, None
             try:
-                if self._under_way is None:
-                    before, done = done, None
-                    self._deliver(before)
-                    # What a device waited for since its last round is part of the next; reading a prompt is not.
-                    waited = before is not None and not before.read
-                    self._start(self._schedule(before.ended if before and waited else time.perf_counter()))
+                if plan.turns:
+                    self._under_way = self._start(plan)
             finally:
-                self._deliver(done)
-            if self.executor.runs_ahead:
-                self._think_ahead()
-            else:
-                self._deliver(self._finish(repeat=False))
+                if before is not None:
+                    self._deliver(before)
+            if not self.runner.overlaps:
+                self._deliver_last()
 
     def settle(self, whose: Sequence | None = None) -> None:
         """Take in the round under way, if any, and start no other. `whose`: only where this one takes part in it."""
         with interrupts_held(), self.owner:
-            if whose is None or (self._under_way is not None and whose in self._under_way.sequences):
-                self._deliver(self._finish(repeat=False))
+            ticket = self._under_way
+            if ticket is not None and (whose is None or any(turn.sequence is whose for turn in ticket.plan.turns)):
+                self._deliver_last()
 
-    def _schedule(self, began: float) -> Round:
-        """Who runs, with which arm and depth, and which stretch of a prompt is read; pages for all of them."""
-        running = self.scheduler.running()
-        self._take_in(running)
-        turns, self._ahead = self._ahead, []
-        if [turn.sequence for turn in turns] != running:
-            turns = self._decide(running)
-        # Making room for one sequence may park another that was already given a turn.
-        turns = [turn for turn in turns if self._fit(turn)]
-        turns = [turn for turn in turns if turn.sequence.status is Status.RUNNING]
-        self._note_unrun(turns)
-        self._repeats = 0
-        return Round(turns, self._prompts(), began)
+    def _deliver_last(self) -> None:
+        ticket, self._under_way = self._under_way, None
+        if ticket is not None:
+            self._deliver(ticket)
 
-    def _take_in(self, running: list[Sequence]) -> None:
-        """Now that drafts may pay, drafters follow those whose prompts they did not read.
+    # ---- plan
 
-        Not where rounds run ahead: the device half of a drafter counts a sequence's positions from its prompt on.
-        """
-        left_out = [sequence for sequence in running if sequence.left_out]
-        if left_out and not self.executor.runs_ahead and self._batch.has_chosen_drafting(len(running)):
-            for sequence in left_out:
-                self.drafters.take_in(sequence, self.max_width - 1)
+    def _admit(self) -> None:
+        """Sequences that have their pages begin, behind what was found of their prompts."""
+        for sequence in self.scheduler.admit():
+            self.drafters.found(sequence)
 
-    def _may_repeat(self, turns: list[Turn]) -> bool:
-        """Could these turns be the next round too, for all that is known before this one has ended?"""
-        return not self.scheduler.prefilling() and [turn.sequence for turn in turns] == self.scheduler.running()
+    def _plan(self) -> Plan:
+        """The next round, from what is known: who generates with which arm, and which prompts are read beside it."""
+        plan = Plan([], time.perf_counter())
+        running = [s for s in self.scheduler.active if self._generates(s) and s.remaining > s.is_under_way]
+        before = self._under_way
+        if before is not None and (before.reads_back or any(map(self.runner.waits_for, running))):
+            return replace(plan, needs_host=True)
+        plan.waited = bool(running) and self.policy.wants_tokens([sequence.id for sequence in running])
+        if plan.waited and before is not None:
+            return replace(plan, needs_host=True)
+        for sequence, decision in zip(running, self._decide(running, plan.waited), strict=True):
+            turn = Turn(sequence, decision, follows=self._follows(sequence))
+            if self._fits(turn, plan):
+                plan.turns.append(turn)
+        # Making room for one sequence may have parked another that already had a turn.
+        plan.turns = [turn for turn in plan.turns if self._generates(turn.sequence)]
+        rows = sum(1 + turn.decision.depth for turn in plan.turns)
+        budget = self._pace.rows(self.chunk, self._quiet(rows, len(plan.turns))) if plan.turns else self.chunk
+        plan.turns += self._prompts(budget)
+        return plan
 
-    def _goes_on(self, index: int, turn: Turn, tokens: list[int], drafted: int) -> bool:
-        """Does nothing in what turn number `index` of the round gave speak against the same turn again?"""
-        sequence, decision = turn.sequence, turn.decision
-        if len(tokens) >= sequence.remaining or not sequence.request.stop_ids.isdisjoint(tokens):
-            return False
-        if (drafted or self._repeats) and sequence.policy.tries(decision):
-            return False  # where drafts are made a round ahead, a trial begins with a round that has none yet
-        ahead = self._ahead[index] if self._ahead else None
-        return ahead is None or ahead.decision == decision or not ahead.holds_after(tokens)
+    def _quiet(self, rows: int, sequences: int) -> float:
+        """Seconds of a pass of generated rows alone; 0: not known."""
+        return self.costs.pass_seconds(rows, sequences) if self.costs.known else 0.0
 
-    def _prompts(self) -> list[Turn]:
-        """Stretches of prompts to read: as many rows as the budget has, the oldest first. Where rows of prompts are of
-        another kind, one stretch, up to a border that is the same whatever was read before.
-        """
-        turns, rows = [], self.chunk
-        for sequence in self.scheduler.prefilling():
-            start, media = sequence.cache.length, sequence.request.media
-            beside = len(self.scheduler.running())
-            if start == 0 and beside and sequence.policy.measures and not self._batch.admits(1 + beside):
-                self.drafters.leave_out(sequence)
-                sequence.policy = self._controller(sequence)  # other rounds may be ahead of it now
-            stop = start + (rows if self.executor.mixes else self.chunk - start % self.chunk)
-            stop = min(stop if media is None else media.border(stop), sequence.prompt_length)
-            turns.append(Turn(sequence, stop=stop))
-            rows -= stop - start
-            if rows <= 0 or not self.executor.mixes:
-                break
-        return turns
+    def _generates(self, sequence: Sequence) -> bool:
+        """Does it, once the round under way has read the rest of its prompt?"""
+        reads_last = sequence.status is Status.PREFILL and sequence.planned == sequence.prompt_length
+        return sequence.status is Status.RUNNING or (reads_last and self._under_way is not None)
 
-    def _decide(self, sequences: list[Sequence]) -> list[Turn]:
-        """Arm and depth for each. Where a batch does not draft, or drafts with one arm, nobody is asked one by one."""
-        arm, shared, drafts, others = self.executor.batch_arm, False, False, len(sequences) - 1
-        if others > 0 and any(sequence.policy.measures for sequence in sequences):
-            able = sum(bool(s.arms) if arm is None else arm in s.arms for s in sequences)
-            drafts = self._batch.drafts(able, len(sequences))
-            shared = not drafts or arm is not None
-        turns = []
-        for sequence in sequences:
-            policy, limit, decision = sequence.policy, min(sequence.remaining, self.max_width) - 1, PLAIN
-            if not shared or not policy.measures:
-                available = self.drafters.available(sequence) if policy.measures else None
-                decision = policy.decide(limit, available, others)
-            elif drafts and arm in sequence.arms and limit > 0:
-                decision = Decision(arm, min(ARMS[arm].first_depth, limit))
-            turns.append(Turn(sequence, decision, shared=shared and policy.measures))
-        if others > 0 and not shared:
-            wishes = [(turn.sequence.policy, turn.decision) for turn in turns]
-            cut = cut_drafts(wishes, self.executor.costs_of(sequences), self.executor.uniform)
-            for turn, decision in zip(turns, cut, strict=True):
-                turn.decision = decision
-        return turns
+    def _decide(self, running: list[Sequence], texts: bool) -> list[Decision]:
+        """Arm and depth of each. `texts`: text drafters may draft."""
+        asks = []
+        for sequence in running:
+            if sequence.dropped:
+                self._drop(sequence)
+            limit = min(sequence.remaining - sequence.is_under_way, self.max_width) - 1
+            known = not sequence.is_under_way and (texts or sequence.constraint is not None)
+            asks.append(Ask(sequence.id, max(0, limit), self.drafters.available(sequence) if known else None))
+        found = self.policy.decide(asks) if asks else []
+        for index, (sequence, decision) in enumerate(zip(running, found, strict=True)):
+            name = decision.drafter
+            if name in self.drafters.rows:
+                most = self.drafters.most(sequence, name)
+                if not most:
+                    found[index] = self.drafters.forced(sequence, decision.depth)
+                elif most < decision.depth:
+                    found[index] = Decision(decision.arm, most)
+        return found
 
-    def _fit(self, turn: Turn) -> bool:
-        """Make sure that all rows have a place in the answer and in the cache. False: it does not run now."""
-        sequence, limit = turn.sequence, min(turn.sequence.remaining, self.max_width) - 1
-        if sequence.status is not Status.RUNNING:
-            return False
-        if turn.decision.depth > limit:
-            turn.decision = Decision(turn.decision.arm, limit) if limit else PLAIN
+    def _drop(self, sequence: Sequence) -> None:
+        """Drafters have failed for a sequence: they are not chosen again."""
+        for name in sequence.dropped:
+            self.policy.drop(sequence.id, name)
+        sequence.dropped.clear()
+
+    def _follows(self, sequence: Sequence) -> frozenset[str]:
+        """Row drafters that write entries for its rows."""
+        return self.policy.follows(sequence.id) & self.runner.followers
+
+    def _fits(self, turn: Turn, plan: Plan) -> bool:
+        """Pages for all its rows. False: it does not run now."""
+        sequence = turn.sequence
+        if not self._generates(sequence):
+            return False  # it was parked for another one
+        if sequence.reach + 1 + turn.decision.depth <= sequence.cache.room:
+            return True  # most rounds end here
         for decision in dict.fromkeys((turn.decision, PLAIN)):
-            if self.scheduler.make_room(sequence, sequence.cache.length + 1 + decision.depth):
+            if self._make_room(sequence, 1 + decision.depth, plan):
                 turn.decision = decision
                 return True
-            if sequence.status is not Status.RUNNING:
+            if plan.needs_host or not self._generates(sequence):
                 return False  # parked: it goes on when pages are free
         sequence.finish("length")
         return False
 
-    def _note_unrun(self, turns: list[Turn]) -> None:
-        """Drafts that cost nothing and are not part of the round: what comes of them shows when it is delivered.
+    def _make_room(self, sequence: Sequence, rows: int, plan: Plan) -> bool:
+        """Pages for so many rows more. Before another sequence is parked for them, the round under way is taken in."""
+        tokens = sequence.reach + rows
+        if self._under_way is not None and not self.scheduler.has_room(sequence, tokens):
+            plan.needs_host = True
+            return False
+        return self.scheduler.make_room(sequence, tokens)
 
-        So a lookup needs no trials: its record is kept in rounds of every arm.
-        """
-        for turn in turns:
-            if turn.sequence.policy.measures and not turn.shared:
-                turn.unrun = self.drafters.peek(turn.sequence, turn.decision.drafter, UNRUN)
+    def _prompts(self, rows: int) -> list[Turn]:
+        """Stretches of prompts to read: up to so many rows, the oldest first."""
+        turns = list[Turn]()
+        for sequence in self.scheduler.prefilling():
+            begin = sequence.cache.length if self._under_way is None else sequence.planned
+            end, media = sequence.prompt_length, sequence.request.media
+            if begin == end:
+                continue  # it is under way
+            stop = self._border(begin, sequence.cache.cut(begin, begin + rows), end)
+            if stop <= begin:
+                break
+            stop = min(stop if media is None else media.border(stop), end)
+            follows = self._follows(sequence)
+            if stop <= end - READ_BY_HEADS:  # but what must have all entries
+                follows = frozenset(name for name in follows if self.drafters.rows[name].warm is None)
+            turns.append(Turn(sequence, begin=begin, stop=stop, follows=follows))
+            rows -= stop - begin
+            if rows <= 0:
+                break
+        return turns
 
-    def _think_ahead(self) -> None:
-        """Decide what comes after a round under way, by all that came before it: the executor hides the work."""
-        self._ahead = []
-        turns = [] if self._under_way is None else self._under_way.turns
-        sequences = [turn.sequence for turn in turns]
-        due = len(sequences) == 1 or self._repeats % THINK == 0
-        if not due or not any(sequence.policy.measures for sequence in sequences):
-            return
-        widest = 1 + max(turn.decision.depth for turn in turns)
-        stays = all(s.status is Status.RUNNING and s.remaining > widest and s.constraint is None for s in sequences)
-        if not stays or any(turn.sequence.policy.tries(turn.decision) for turn in turns):
-            return
-        self._ahead = self._decide(sequences)
-        self._note_unrun(turns)
-        for turn, ahead in zip(turns, self._ahead, strict=True):
-            # Who copies from the text has something to copy then only if it would have been right now.
-            arm = ahead.decision.arm
-            if arm is not None and ARMS[arm].at_once and turn.unrun:
-                ahead.expected = turn.unrun[0][1]
+    def _border(self, begin: int, stop: int, end: int) -> int:
+        """Where a stretch may end: the recurrences of a device cut prompts at multiples of `CHUNK_ROWS`."""
+        if stop >= end or not self._cuts_prompts:
+            return min(stop, end)
+        return max(begin, stop - stop % CHUNK_ROWS)
 
-    def _start(self, work: Round) -> None:
-        if not work.turns and not work.prompts:
-            return
+    def _start(self, plan: Plan) -> Ticket | None:
         try:
-            self.executor.start(work)
-            self._under_way = work
+            ticket = self.runner.start(plan)
         except Exception as error:  # noqa: BLE001 - whose fault it was is not known: none of them may go on
-            for sequence in work.sequences:
-                sequence.fail(error)
-
-    def _finish(self, repeat: bool) -> Round | None:
-        """The round under way, done. With `repeat` the same turns may have been started again by then."""
-        work = self._under_way
-        if work is None:
-            return None
-        try:
-            self.executor.finish(work, self._goes_on if repeat and self._may_repeat(work.turns) else None)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._under_way = None
-            for turn in work.turns:
+            for turn in plan.turns:
                 turn.sequence.fail(error)
             return None
-        self._under_way = work.again
-        self._repeats += work.again is not None
-        return work
+        for turn in plan.turns:
+            if turn.is_prompt:
+                turn.sequence.planned = turn.stop
+            else:
+                turn.reserved = 1 + turn.drafts
+                turn.sequence.ahead += turn.reserved
+        return ticket
 
-    def _deliver(self, work: Round | None) -> None:
-        """The only place that emits, counts, learns costs and teaches policies."""
-        if work is None:
+    # ---- deliver
+
+    def _deliver(self, ticket: Ticket) -> None:
+        """The only place that emits, counts, learns costs and teaches the policy."""
+        try:
+            outcomes = self.runner.outcomes(ticket)
+        except Exception as error:  # noqa: BLE001 - as above
+            for turn in ticket.plan.turns:
+                turn.sequence.fail(error)
             return
-        left, taken = deque([*work.read, *work.results]), []
+        left, taken = list(outcomes), list[Part]()
+        counted = [outcome for outcome in outcomes if takes_part(outcome.turn.sequence)]
         try:
             while left:
-                if self._take(left[0]):
-                    taken.append(left[0])
-                left.popleft()
+                part = self._take(left[0])
+                if part is not None:
+                    taken.append(part)
+                left.pop(0)
         except BaseException as error:
-            for index, result in enumerate(left):
-                if index == 0 or result.advanced:  # nobody knows how far it came
-                    result.turn.sequence.fail(ForerunError(f"interrupted in the middle of a token ({error!r})"))
+            for outcome in left:
+                outcome.turn.sequence.fail(ForerunError(f"interrupted in the middle of a token ({error!r})"))
             raise
-        # Where rounds do not run ahead, their sequences have waited for all of this but what prompts of others took.
-        reading = sum(result.seconds for result in work.read)
-        more = 0.0 if self.executor.runs_ahead else time.perf_counter() - work.ended - reading
-        for costs, measured in work.times if work.typical else ():
-            measured.seconds += more
-            costs.learn_round(measured)
-        plain = self._batch.plain_seconds(len(taken)) if len(taken) > 1 else 0.0
-        for result in taken:
-            sequence, turn = result.turn.sequence, result.turn
-            sequence.counters.spend(result.took + more, result.drafting)
-            if work.typical and result.tokens:
-                seconds = result.seconds + more
-                if turn.shared:
-                    gain = len(result.tokens) * plain - seconds if plain and result.drafted else 0.0
-                    sequence.policy.share(turn.decision, result.drafted, result.accepted, gain)
-                else:
-                    sequence.policy.learn(turn.decision, result.drafted, result.accepted, seconds)
-            turn.judge_unrun(result.tokens)
-        who, tokens = [result.turn.sequence.id for result in taken], sum(len(result.tokens) for result in taken)
-        drafted = any(r.drafted for r in taken if r.turn.sequence.policy.measures)  # named arms do either way
-        self._batch.delivered(who, work.ended, tokens, drafted, bool(work.read), work.typical, reading)
+        # Where rounds do not overlap, sequences have waited for all of this as well.
+        seconds = ticket.seconds if self.runner.overlaps else time.perf_counter() - ticket.plan.began
+        generating, prompts = ticket.plan.generating, [turn for turn in ticket.plan.turns if turn.is_prompt]
+        who = [turn.sequence.id for turn in generating]
+        changed, self._took_part = who != self._took_part, who
+        for outcome in counted:
+            counters = outcome.turn.sequence.counters
+            if outcome.turn.is_prompt:
+                counters.prefill_seconds += seconds
+            else:
+                counters.spend(seconds, sum(ticket.drafting.values()))
+        rows = sum(turn.stop - turn.begin for turn in prompts)
+        widths = sum(1 + turn.drafts for turn in generating)
+        if self.costs.known and not prompts:
+            plain = self.costs.pass_seconds(len(generating), len(generating))
+            running = {turn.sequence.id: turn.sequence for turn in generating}
+            for part in taken:
+                running[part.id].seconds_saved += part.tokens * plain - seconds
+        if generating and rows and ticket.typical and (quiet := self._quiet(widths, len(generating))):
+            self._pace.learn(seconds, quiet, rows)
+        if taken:
+            follows = NONE.union(*(turn.follows for turn in generating))
+            # A device's own time does not tell whether sequences came or went.
+            typical = ticket.typical and not prompts and (self.runner.overlaps or not changed)
+            waited = ticket.plan.waited and self.runner.overlaps
+            self.policy.learn(RoundResult(taken, seconds, follows, waited, typical, ticket.drafting))
 
-    def _take(self, result: Result) -> bool:
+    def _take(self, outcome: Outcome) -> Part | None:
         """Emit what one sequence got; keep just the rows of tokens that were emitted before the last.
 
-        True where it took part in a round. Whatever fails here, a sink above all, its sequence fails alone.
+        Whatever fails here, a sink above all, its sequence fails alone.
         """
-        sequence, emitted = result.turn.sequence, 0
-        if sequence.status not in (Status.RUNNING, Status.PREFILL):
-            return False  # it ended while the round was under way
-        if result.error is not None:
-            sequence.fail(result.error)
-            return not result.turn.is_prompt
+        turn, sequence, emitted = outcome.turn, outcome.turn.sequence, 0
+        sequence.ahead -= turn.reserved
+        turn.reserved = 0  # an interrupt may make it come here again
+        if not takes_part(sequence):
+            self.runner.threw_away(sequence)
+            return None  # it ended before: nothing of this round counts
+        if outcome.error is not None:
+            sequence.fail(outcome.error)
+            return None
+        unrun = self._unrun(outcome)
         try:
-            if result.turn.is_prompt:
-                began = time.perf_counter()
-                result.keep(0)  # all rows of the prompt that were read; drafters read it too
-                result.seconds = time.perf_counter() - began
-                sequence.counters.prefill_seconds += result.took + result.seconds
-                sequence.prompt_logprobs += result.prompt_logprobs
-                if result.tokens:
+            if turn.is_prompt:
+                self.runner.keep(outcome, turn.stop - turn.begin)
+                sequence.prompt_logprobs += outcome.prompt_logprobs
+                if outcome.tokens:
                     sequence.has_read_prompt()
-            arm, logprobs = result.turn.decision.arm, result.logprobs
-            for token in result.tokens:
+            arm, logprobs = turn.decision.arm, outcome.logprobs
+            for token in outcome.tokens:
                 emitted += 1
-                if sequence.emit(token, emitted <= result.accepted, arm, logprobs[emitted - 1] if logprobs else None):
-                    self._batch.has_ended(len(sequence.answer))
+                if sequence.emit(token, emitted <= outcome.accepted, arm, logprobs[emitted - 1] if logprobs else None):
                     break
         except Exception as error:  # noqa: BLE001 - see above
             sequence.fail(error)
-        if result.turn.is_prompt:
-            return False
+        if turn.is_prompt:
+            return None
         try:
-            result.keep(emitted)
+            self.runner.keep(outcome, emitted)
         except Exception as error:  # noqa: BLE001 - see above
             sequence.fail(error)
-        result.accepted = min(result.accepted, emitted)
-        if result.tokens:
-            decision = result.turn.decision
-            sequence.counters.count(decision.arm, result.drafted, result.accepted)
-            if result.drafted and decision.drafter is not None and not result.turn.cut:
-                self.low_acceptance.note(decision.drafter, result.drafted, result.accepted)
-        return True
+        accepted = min(outcome.accepted, emitted)
+        if not outcome.tokens:
+            return None
+        sequence.counters.count(turn.decision.arm, outcome.drafted, accepted)
+        if outcome.drafted and turn.decision.drafter is not None and not turn.cut:
+            self.low_acceptance.note(turn.decision.drafter, outcome.drafted, accepted)
+        if unrun is not None:
+            self.policy.watch(sequence.id, unrun)
+        return Part(sequence.id, turn.decision, outcome.drafted, accepted, emitted)
+
+    def _unrun(self, outcome: Outcome) -> dict[str, tuple[int, int]] | None:
+        """Drafts that cost nothing and were no part of the round, compared with what came: by arm how many, and how
+        many were right. So a lookup needs no trials. None where the policy does not ask.
+        """
+        turn, sequence = outcome.turn, outcome.turn.sequence
+        if turn.is_prompt or not self.policy.needs_watch(sequence.id):
+            return None
+        if turn.decision.drafter in self.drafters.texts:
+            return None
+        return {
+            arm: (min(len(drafts), len(outcome.tokens)), leading(drafts, outcome.tokens))
+            for arm, drafts in self.drafters.peek(sequence, turn.decision.drafter, UNRUN)
+        }
+
+    # ---- requests
 
     @property
     def longest(self) -> int:
@@ -345,7 +397,7 @@ class Engine:
     def submit(self, request: Request, sink: TextSink, constraint: Constraint | None = None) -> Sequence:
         """Queue a request. One that can never run is refused here, with the reason."""
         self.check(request)
-        prompt, arms = len(request.prompt), self.drafters.arms_for(request)
+        prompt = len(request.prompt)
         limit = self.context if request.max_tokens is None else min(self.context, prompt + request.max_tokens)
         with self.owner:
             sequence = Sequence(
@@ -354,22 +406,17 @@ class Engine:
                 cache=SequenceCache(self.pool),
                 history=TokenHistory(request.prompt),
                 sink=sink,
-                policy=DepthPolicy(arms[0] if arms else None, request.draft_tokens),
                 limit=limit,
                 tokens=list(request.prompt),
-                arms=arms,
+                arms=self.drafters.arms_for(request),
                 constraint=constraint,
             )
-            if request.draft == "auto" and request.draft_tokens is None:
-                sequence.policy = self._controller(sequence)
+            measured = request.draft == "auto" and request.draft_tokens is None
+            named = NamedArm(sequence.arms[0], request.draft_tokens) if sequence.arms and not measured else None
+            arms = self.drafters.deepest(sequence, self.max_width - 1) if measured else {}
+            self.policy.join(sequence.id, arms, request.kind, named)
             self.scheduler.waiting.append(sequence)
         return sequence
-
-    def _controller(self, sequence: Sequence) -> Policy:
-        """Measured time decides when the user leaves it to us."""
-        costs, arms = self.executor.costs_of([sequence]), self.drafters.deepest(sequence, self.max_width - 1)
-        kind, steady = sequence.request.kind, self.executor.runs_ahead
-        return Controller(arms, costs, self.priors, kind, plain_first=not costs.known, steady=steady)
 
     def cancel(self, sequence: Sequence) -> None:
         """Stop a sequence between two rounds. Its state stays whole: `resume` goes on where it was."""
@@ -391,6 +438,7 @@ class Engine:
                 sequence.limit = min(self.context, len(sequence.tokens) + max_tokens)
             if sequence.remaining <= 0:
                 raise ForerunError("the sequence has reached its limit: give max tokens, or load with a larger context")
+            self.settle(sequence)
             self.scheduler.take_back(sequence)
             sequence.finish_reason = None
 
@@ -412,6 +460,17 @@ class Engine:
         """Free everything a sequence holds."""
         with interrupts_held(), self.owner:
             self.cancel(sequence)
-            self.executor.forget(sequence)
+            self.runner.forget(sequence)
             self.scheduler.remove(sequence)
             self.drafters.close(sequence)
+            self.policy.leave(sequence.id)
+
+
+def takes_part(sequence: Sequence) -> bool:
+    """Does what a round gave it count? One that ended or left meanwhile has no part in it."""
+    return sequence.status in (Status.RUNNING, Status.PREFILL)
+
+
+def leading(drafts: list[int], tokens: list[int]) -> int:
+    """How many of the first drafts are the tokens that came."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, tokens, strict=False)))

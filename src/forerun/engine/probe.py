@@ -71,11 +71,11 @@ class ProductProbe:
         self._run, self._matrix = kernels.linear if activation is None else gated, matrix
         x = cancelling_rows(DIFFERENT, matrix.shape[1])
         self._x = (x / SHRUNK if dtype == torch.float16 else x).to(device, dtype)
-        self._alone = torch.cat([self._run(row, matrix, prefill=False) for row in self._x.split(1)])
+        self._alone = torch.cat([self._run(row, matrix) for row in self._x.split(1)])
 
     def keeps_bits(self, rows: int) -> bool:
         again = torch.arange(rows, device=self._x.device) % DIFFERENT
-        together = self._run(self._x[again], self._matrix, prefill=False)
+        together = self._run(self._x[again], self._matrix)
         return torch.equal(together, self._alone[again])
 
 
@@ -132,7 +132,7 @@ class Walk:
         self.tokens = [(31 * n + 5) % vocab for n in range(self.start + rows)]
         cache.grow(len(self.tokens))
         neighbour.grow(rows + 3)
-        model.forward(make_pass([(cache, self.tokens[: self.start])], last_only=True, prefill=True))
+        model.forward(make_pass([(cache, self.tokens[: self.start])], last_only=True, prompt=True))
         cache.commit(self.start)
         step(model, [neighbour], [[7 % vocab] * 3])
         self.marks = cache.snapshot(), neighbour.snapshot()

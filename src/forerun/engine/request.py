@@ -31,6 +31,7 @@ class Request:
     logprobs: int | None = None  # None: none; 0: of the tokens chosen; k: of the k likeliest as well
     media: PromptMedia | None = None  # what takes the place of placeholders in the prompt
     name: str = field(default="", compare=False)  # what the log calls it
+    cache_salt: str = ""  # only prompts with the same one share what was computed for their beginnings
     prompt_logprobs: bool = False  # of the prompt's tokens after the first too; the likeliest as `logprobs` says
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from forerun.cache.chain import Found, PageChain
 from forerun.cache.pages import PagePool
 from forerun.draft.arms import MAX_DEPTH
 from forerun.engine.request import Request
@@ -23,6 +24,7 @@ class Scheduler:
         self.pool, self.context, self.max_sequences, self.parked_limit = pool, context, max_sequences, parked_limit
         self.preemptions = 0  # times that somebody had to give way
         self.waiting: deque[Sequence] = deque()
+        self.follows = False  # the first of them waits for a prompt that another one reads, and for no room
         self.active: list[Sequence] = []  # admitted, oldest first: prefilling, running, paused or parked
 
     @property
@@ -55,27 +57,79 @@ class Scheduler:
                 "shorten it, or load with more memory for the cache (--memory)"
             )
 
-    def admit(self) -> None:
-        """Bring back parked sequences, oldest first, then start waiting ones in order."""
+    def admit(self) -> list[Sequence]:
+        """Bring back parked sequences, oldest first, then start waiting ones in order. Returns those that start."""
+        begun = list[Sequence]()
         for sequence in self.active:
             if sequence.status is Status.PARKED:
                 if self._busy() >= self.max_sequences:
-                    return  # nobody may overtake it
+                    return begun  # nobody may overtake it
                 if sequence.cache.parked is not None:
                     if not self._reclaim(min(sequence.cache.parked_pages + 1, self.pool.count), slots=1):
-                        return
+                        return begun
                     sequence.cache.unpark()
                 sequence.status = sequence.resumed_status
+        self.follows = False
         while self.waiting and self._busy() < self.max_sequences:
             sequence = self.waiting[0]
-            tokens = self.reservation(sequence.request)
-            if not self._reclaim(self.pool.pages_for(tokens), slots=1, begins=True):
-                return
-            sequence.cache.grow(tokens)
+            if sequence.status is not Status.WAITING:  # a second Ctrl-C came when it had just begun
+                self.waiting.popleft()
+                continue
+            if not self._begin(sequence):
+                return begun
             if sequence not in self.active:  # a second Ctrl-C may have come here before
                 self.active.append(sequence)
             sequence.status, sequence.admitted = Status.PREFILL, time.perf_counter()
             self.waiting.popleft()
+            begun.append(sequence)
+        return begun
+
+    def _begin(self, sequence: Sequence) -> bool:
+        """Give a sequence its pages, those with the beginning of its prompt among them. False: not yet."""
+        cache, tokens = sequence.cache, self.reservation(sequence.request)
+        if cache.pages or cache.slot is not None or (cache.chain is not None and cache.chain.pages):
+            cache.release()  # what an interruption has left it
+        found, chain = self._look_up(sequence), cache.chain
+        if chain is not None:
+            self.follows = self._is_being_read(chain, len(found.pages) * self.pool.page)
+            if self.follows:
+                return False
+            chain.take(found)  # first: nothing may remove them now
+        there = sum(page.resident for page in found.pages)  # others come back from host memory
+        if not self._reclaim(self.pool.pages_for(tokens) - there, slots=1, begins=True):
+            if chain is not None:
+                chain.release()
+            return False
+        cache.begin_with(found)
+        cache.grow(tokens)
+        sequence.counters.queried = 0 if chain is None else sequence.prompt_length
+        sequence.counters.cached = sequence.planned = cache.length
+        return True
+
+    def _look_up(self, sequence: Sequence) -> Found:
+        """What the cache has of the prompt of a sequence that waits."""
+        request, cache, index = sequence.request, sequence.cache, self.pool.prefix
+        media = request.media
+        if cache.chain is None and index.enabled:
+            names = () if media is None else media.page_names(index.page)
+            salt = request.cache_salt.encode()
+            cache.chain = PageChain(index, sequence.tokens, sequence.prompt_length, salt, names)
+        if cache.chain is None or request.prompt_logprobs:  # which want every row of the prompt
+            return Found([], 0)
+        return cache.chain.look_up(None if media is None else media.border)
+
+    def _is_being_read(self, chain: PageChain, found: int) -> bool:
+        """Is a sequence reading the same beginning now, so that more of the prompt will be found soon?
+
+        It waits for those only that read in this very step: one that is parked, paused or over holds up none.
+        """
+        for other in self.active:
+            theirs, length = other.cache.chain, other.cache.length
+            if other.status is Status.PREFILL and theirs is not None:
+                shared = chain.shared_with(theirs)
+                if shared > max(found, length) and theirs.will_offer(shared, length) > max(found, length):
+                    return True
+        return False
 
     def take_back(self, sequence: Sequence) -> None:
         """Let a sequence that was paused or had ended take part again, as soon as there is room in the rounds.
@@ -119,6 +173,10 @@ class Scheduler:
     def running(self) -> list[Sequence]:
         """Sequences that take part in the next round."""
         return [s for s in self.active if s.status is Status.RUNNING]
+
+    def has_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Can it hold so many tokens without another one giving way?"""
+        return sequence.cache.missing(tokens) <= self.pool.free
 
     def make_room(self, sequence: Sequence, tokens: int) -> bool:
         """Let a sequence hold `tokens` tokens, parking the youngest others if need be. False when it cannot."""
@@ -172,6 +230,8 @@ class Scheduler:
         """Is there somebody waiting whom `admit` may let in? Not where copies are at their limit."""
         if not self.waiting or self.pool.parked_bytes < self.parked_limit:
             return bool(self.waiting)
-        pages = self.pool.pages_for(self.reservation(self.waiting[0].request))
+        found = self._look_up(self.waiting[0]).pages
+        used = sum(page.users > 0 and page.resident for page in found)  # others have them too
+        pages = self.pool.pages_for(self.reservation(self.waiting[0].request)) - used
         given_up = any(s.status is Status.FINISHED and s.cache.pages for s in self.active)
         return given_up or (self.pool.free >= pages and self.pool.free_slots >= 1)

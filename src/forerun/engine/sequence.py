@@ -9,7 +9,6 @@ from typing import Protocol
 
 from forerun.cache.pages import SequenceCache
 from forerun.engine.request import Request
-from forerun.policy.decision import Policy
 from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
@@ -71,6 +70,8 @@ class ArmUse:
 class Counters:
     """What a generation cost and gained."""
 
+    queried: int = 0  # tokens of the prompt that were looked up in the cache, and those found
+    cached: int = 0
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -103,6 +104,14 @@ class Counters:
         self._last.seconds += seconds
 
 
+@dataclass(slots=True)
+class Followed:
+    """The entries of a row drafter that are true: from position `start` on."""
+
+    start: int
+    stop: int | None = None  # of one that catches up later; None: it follows every round, up to what is kept
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """All state of one generation. Everything in it is consistent between two steps of the engine."""
@@ -112,7 +121,6 @@ class Sequence:
     cache: SequenceCache
     history: TokenHistory
     sink: TextSink
-    policy: Policy
     limit: int  # tokens, prompt included, at which it must end
     tokens: list[int] = field(default_factory=list)  # prompt and answer
     status: Status = Status.WAITING
@@ -128,9 +136,12 @@ class Sequence:
     constraint: Constraint | None = None  # what may come next
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # of every prompt token after the first, if asked for
     arms: list[str] = field(default_factory=list)  # drafters it may use
-    left_out: list[str] = field(default_factory=list)  # drafters that do not follow it while its batch does not draft
-    announced: bool = True  # do drafters hear of its prompt as soon as that was read, or when they are first asked?
-    told: dict[str, int] = field(default_factory=dict)  # tokens each of them has observed; those not in it are not open
+    dropped: list[str] = field(default_factory=list)  # drafters that failed, until the policy has heard of it
+    told: dict[str, int] = field(default_factory=dict)  # tokens each text drafter has observed; others are not open
+    followed: dict[str, Followed] = field(default_factory=dict)  # by row drafter
+    planned: int = 0  # tokens of its prompt that rounds were planned for
+    ahead: int = 0  # rows of it in rounds under way, at most; the host does not know yet how many of them are kept
+    seconds_saved: float = 0.0  # against plain decoding, by what plain rounds of as many sequences cost
 
     @property
     def prompt_length(self) -> int:
@@ -150,6 +161,17 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens it may still emit."""
         return self.limit - len(self.tokens)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Is there a round under way that will give it a token?"""
+        reads_last = self.status is Status.PREFILL and self.planned == self.prompt_length
+        return self.ahead > 0 or reads_last
+
+    @property
+    def reach(self) -> int:
+        """Tokens that the cache may hold of it when the round under way has ended."""
+        return max(self.cache.length, self.planned) + self.ahead
 
     @property
     def resumed_status(self) -> Status:

@@ -28,12 +28,10 @@ def warm_up(engine: Engine, filtered: bool, progress: Progress, batch: int = 1) 
             return  # one that waits although all is idle has no room to begin, nor has whoever comes behind it
         engine.settle()  # the round of a sequence that a stop string has ended
         with interrupts_let_through():
-            timed = engine.executor.prepare(engine.max_width, filtered, progress, batch)
+            engine.runner.prepare(engine.max_width, filtered, progress, batch)
             if not engine.warm:
                 engine.warm = True
                 run_every_drafter(engine)
-        for measured in timed:
-            engine.costs.learn_round(measured)
 
 
 def run_every_drafter(engine: Engine) -> None:

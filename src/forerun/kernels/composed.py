@@ -48,7 +48,7 @@ class Composed(TorchRows, ABC):
         return table.index_select(0, tokens) if isinstance(table, Tensor) else table[tokens].float()
 
     @abstractmethod
-    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor: ...
+    def linear(self, x: Tensor, matrix: Matrix) -> Tensor: ...
 
     @abstractmethod
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -74,7 +74,6 @@ class Composed(TorchRows, ABC):
         rows: PassRows,
         layer: int,
         decay: Decay,
-        prefill: bool,
     ) -> Tensor:
         """The recurrence over the rows of each sequence; mixed [rows, layout.width] from `convolve`."""
 
@@ -87,13 +86,12 @@ class Composed(TorchRows, ABC):
         layer: int,
         convolution: Tensor,
         decay: Decay,
-        prefill: bool,
     ) -> Tensor:
         mixed = self.convolve(x, layout, rows, layer, convolution)
-        return self.delta_rule(mixed, gates, layout, rows, layer, decay, prefill)
+        return self.delta_rule(mixed, gates, layout, rows, layer, decay)
 
-    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool) -> Tensor:
-        return before + self.linear(x, matrix, prefill)
+    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor) -> Tensor:
+        return before + self.linear(x, matrix)
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
@@ -114,8 +112,8 @@ class Composed(TorchRows, ABC):
         out = out if factor == 1.0 else out * factor
         return (out, *(self.rms_norm(out, each, eps) for each in then))
 
-    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:
-        return self.gelu_mul(torch.cat([self.linear(x, matrix, prefill), own], dim=1))
+    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor) -> Tensor:
+        return self.gelu_mul(torch.cat([self.linear(x, matrix), own], dim=1))
 
     def layer_inputs(
         self, seen: Tensor, scale: float, norm: Tensor, eps: float, tokens: Tensor, table: Table, table_scale: float
@@ -133,15 +131,15 @@ class Composed(TorchRows, ABC):
         chosen = table[clusters].flatten(1, 2).float()  # [rows, top · size, in]
         return torch.bmm(chosen, x.float()[..., None])[..., 0]
 
-    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
-        return self.activate(self.linear(x, matrix, prefill), activation)
+    def gated_linear(self, x: Tensor, matrix: Matrix, activation: Activation = "silu") -> Tensor:
+        return self.activate(self.linear(x, matrix), activation)
 
     @abstractmethod
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         """cap · tanh(logits / cap) of float32 logits [rows, vocabulary]; may be done in place."""
 
     def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
-        found = self.linear(x, matrix, prefill=False).float()
+        found = self.linear(x, matrix).float()
         return self.soft_cap(found, cap) if cap else found
 
     def pack_experts(self, experts: list[Expert]) -> Experts:

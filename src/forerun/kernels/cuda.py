@@ -1,6 +1,6 @@
-"""Bodies for NVIDIA GPUs: Triton kernels with fixed tiles for decode passes, torch's routines for prefill chunks.
+"""Bodies for NVIDIA GPUs: Triton kernels whose sums have one order.
 
-Every pass is uniform, see `PassRows`. Nothing here reads device memory on the host, so that a pass can be captured as a
+Rows belong where `RowTables` says. Nothing here reads device memory on the host, so that a pass can be captured as a
 graph.
 """
 
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from forerun.kernels.composed import TorchRows
-from forerun.kernels.gpu import added_norms, gelu, norms, recurrent, recurrent_prefill
+from forerun.kernels.gpu import added_norms, gelu, norms, recurrent
 from forerun.kernels.gpu import attention as attend
 from forerun.kernels.gpu import experts as mixture
 from forerun.kernels.gpu.clusters import cluster_logits
@@ -34,17 +33,15 @@ from forerun.kernels.interface import (
     Stacked,
 )
 from forerun.kernels.matrix import FloatMatrix, Matrix, Table, Weight, as_tensor
-from forerun.kernels.prefill import prefill_attention
 
 
 class CudaKernels(TorchRows):
     """Weights in floating point."""
 
     name = "cuda"
-    one_kind_of_row = False
     joins_gates = True
 
-    # Operations that are one launch, in decode passes and in prefill chunks alike.
+    # Operations that are one launch.
     rms_norm = staticmethod(norms.rms_norm)
     silu_mul = staticmethod(norms.silu_mul)
     sigmoid_gate = staticmethod(norms.sigmoid_gate)
@@ -72,20 +69,18 @@ class CudaKernels(TorchRows):
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         return FloatMatrix(weight.contiguous(), None if bias is None else bias.contiguous())
 
-    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
-        if prefill:
-            return F.linear(x, weight_of(matrix).weight, matrix.bias)
+    def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
         return self.products(x, weight_of(matrix))
 
-    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool) -> Tensor:
-        if prefill:
-            return before + self.linear(x, matrix, prefill)
+    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor) -> Tensor:
         return self.products(x, weight_of(matrix), residual=before)
 
-    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
-        if prefill:
-            inner = self.linear(x, matrix, prefill)
-            return self.silu_mul(inner) if activation == "silu" else self.gelu_mul(inner)
+    def gated_linear(
+        self,
+        x: Tensor,
+        matrix: Matrix,
+        activation: Activation = "silu",
+    ) -> Tensor:
         return self.products(x, weight_of(matrix), gated=True, gelu=activation == "gelu_tanh")
 
     def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
@@ -94,9 +89,7 @@ class CudaKernels(TorchRows):
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return gelu.gelu_gate(*gate_up.chunk(2, dim=1))
 
-    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:
-        if prefill:
-            return gelu.gelu_gate(self.linear(x, matrix, prefill), own)
+    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor) -> Tensor:
         return self.products(x, weight_of(matrix), gates=own)
 
     def rotate_and_store(
@@ -108,12 +101,13 @@ class CudaKernels(TorchRows):
         angles: Angles,
         norms: HeadNorms | None,
     ) -> None:
-        how = (None, None, 0.0, None) if norms is None else (norms.queries, norms.keys, norms.eps, norms.values)
-        rotate_and_store(qkv, layout, rows, layer, angles.cos, angles.sin, *how)
+        queries, keys, eps, values = None, None, 0.0, None
+        if norms is not None:
+            queries, keys, eps, values = norms.queries, norms.keys, norms.eps, norms.values
+        turns = angles.cos, angles.sin
+        rotate_and_store(qkv, layout, rows, layer, *turns, queries, keys, eps, values, by_row=angles.by_row)
 
-    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
-        if prefill:
-            return prefill_attention(qkv, spec, rows, layer).contiguous()
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages) -> Tensor:
         return attend.attention(qkv, spec, rows, layer, self.counters)
 
     def recurrence(
@@ -125,11 +119,7 @@ class CudaKernels(TorchRows):
         layer: int,
         convolution: Tensor,
         decay: Decay,
-        prefill: bool,
     ) -> Tensor:
-        if prefill:
-            mixed = recurrent_prefill.convolve(x, layout, rows, layer, convolution)
-            return recurrent_prefill.delta_rule(mixed, gates, layout, rows, layer, decay)
         state = rows.states[layer]
         assert isinstance(state, DeviceLayer)
         return recurrent.recurrence(x, gates, layout, rows, state, convolution, decay)
@@ -139,11 +129,15 @@ class CudaKernels(TorchRows):
         return Stacked(gate_up, torch.stack([weight_of(expert.down).weight for expert in experts]))
 
     def experts(
-        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool, activation: Activation = "silu"
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        experts: Experts,
+        activation: Activation = "silu",
     ) -> Tensor:
         assert isinstance(experts, Stacked)
-        run = mixture.grouped_experts if prefill and mixture.can_group(x, experts.down) else mixture.experts
-        return run(x, ids, weights, experts.gate_up, experts.down, activation)
+        return mixture.experts(x, ids, weights, experts.gate_up, experts.down, activation)
 
 
 def weight_of(matrix: Matrix) -> FloatMatrix:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import torch
@@ -123,15 +124,6 @@ class Staged:
     inputs: Tensor  # [layers, window - 1, layout.width] float32
 
 
-@dataclass(slots=True)
-class Chunk:
-    """What the host knows of the one sequence of a prefill pass, so that nobody has to ask a device."""
-
-    position: int  # of its first row
-    slot: int = 0  # in the recurrent state
-    last: Tensor | None = None  # [1] int64: the last row that counts, where the pass is padded
-
-
 CHUNK_ROWS = 64  # rows of a prompt that a GPU computes together, and a recurrence cuts at: borders from position 0 on
 
 
@@ -139,9 +131,9 @@ CHUNK_ROWS = 64  # rows of a prompt that a GPU computes together, and a recurren
 class RowTables:
     """Whose the rows of a pass on a GPU are, in tensors that captured graphs read: nothing is found by dividing.
 
-    An owner is a line of `PassRows.block_tables`, `PassRows.slot` and `PassRows.first`. Rows that pad a pass belong to an
-    owner whose pages are all spare, at position 0, and to no turn or chunk: what comes out of them is of no use. Entries
-    of the three tables that are not in use have 0 rows or chunks.
+    An owner is a line of `PassRows.block_tables`, `PassRows.slot` and `PassRows.first`. Rows that pad a pass belong to
+    an owner whose pages are all spare, at position 0, and to no turn or chunk: what comes out of them is of no use.
+    Entries of the three tables that are not in use have 0 rows or chunks.
     """
 
     owner: Tensor  # [rows] int32
@@ -149,18 +141,62 @@ class RowTables:
     turns: Tensor  # [turns, 3] int32: first row, rows (up to `WIDEST`) and owner, of rows that are being generated
     chunks: Tensor  # [chunks, 3] int32: first row, rows (up to `CHUNK_ROWS`) and owner, of rows of prompts
     stretches: Tensor  # [stretches, 3] int32: first chunk, chunks and owner: chunks of one prompt in order
-    # [rows, 2] int32: first and last position of the picture that a row is part of (1, 0: none). In layers with a window
-    # all rows of a picture see each other.
+    # [rows, 2] int32: first and last position of the picture that a row is part of (1, 0: none). In layers with a
+    # window all rows of a picture see each other.
     pictures: Tensor | None = None
+    generated: int | None = None  # rows of turns are among the first so many of the pass; None: anywhere in it
+
+    @classmethod
+    def of(
+        cls,
+        turns: Sequence[tuple[int, int, int]],
+        prompts: Sequence[tuple[int, int, int]],
+        device: torch.device | str,
+        rows: int = 0,
+        spare: int = 0,
+        entries: tuple[int, int, int] = (0, 0, 0),
+    ) -> RowTables:
+        """Tables for turns, then prompts: owner, position of the first row and number of rows of each.
+
+        With `rows` the pass is padded to so many, which belong to the owner `spare`; `entries` are the fewest turns,
+        chunks and stretches that the tables have room for.
+        """
+        owner: list[int] = []
+        at: list[int] = []
+        starts: list[list[int]] = []
+        chunks: list[list[int]] = []
+        stretches: list[list[int]] = []
+        for mine, position, count in [*turns, *prompts]:
+            starts.append([len(owner), count, mine])
+            owner += [mine] * count
+            at += range(position, position + count)
+        generated = sum(count for _, _, count in turns)
+        for (first, count, mine), (_, position, _) in zip(starts[len(turns) :], prompts, strict=True):
+            borders = [0, *range(CHUNK_ROWS - position % CHUNK_ROWS, count, CHUNK_ROWS), count]
+            stretches.append([len(chunks), len(borders) - 1, mine])
+            chunks += [[first + start, stop - start, mine] for start, stop in pairwise(borders)]
+        padding = max(0, rows - len(owner))
+
+        def table(lines: list[list[int]], least: int) -> Tensor:
+            padded = lines + [[0, 0, spare]] * (least - len(lines))
+            return torch.tensor(padded, dtype=torch.int32, device=device).view(-1, 3)
+
+        return cls(
+            torch.tensor(owner + [spare] * padding, dtype=torch.int32, device=device),
+            torch.tensor(at + [0] * padding, dtype=torch.int32, device=device),
+            table(starts[: len(turns)], entries[0]),
+            table(chunks, entries[1]),
+            table(stretches, entries[2]),
+            generated=generated,
+        )
 
 
 @dataclass(slots=True)
 class PassRows:
     """Where the rows of a pass belong: those of a sequence follow each other, one sequence after another.
 
-    On a CPU sequences have as many rows as they like, up to `width`. On a GPU each has `width`, shorter ones padded:
-    kernels and captured graphs find a row's sequence by dividing, and the host reads nothing. Slots of a batch that no
-    sequence uses have the spare page, the spare slot and position 0.
+    On a CPU the host knows them: where each sequence's rows begin, and at which position. On a GPU `tables` say it, in
+    tensors; then `query_start` and `position` may be of a pass that was captured, and mean nothing.
     """
 
     query_start: Tensor  # [sequences + 1] int32 in host memory: the first row of each, and the number of rows
@@ -170,7 +206,6 @@ class PassRows:
     slot: Tensor  # [sequences] int32, in the recurrent state
     states: Sequence[RecurrentLayer] = ()  # by recurrent layer
     staged: Sequence[Staged | None] = ()  # by sequence: where one with too many rows to record leaves its state
-    chunk: Chunk | None = None  # of a prefill pass
     # [rows] int64: rows of one number, if not -1, see each other in layers with a window, later ones too.
     together: Tensor | None = None
     first: Tensor | None = None  # [sequences] int32: the first key that rows of a sequence may see; None: all may
@@ -274,12 +309,11 @@ WIDEST = 16  # rows of one sequence in a decode pass: a token that is known and 
 class Kernels(Protocol):
     """Bodies of all operations for one device and precision, picked once when a model loads.
 
-    With `prefill` the pass holds one chunk of one sequence, whose borders depend on the request alone; any
-    deterministic routine will do. Without it, a row's bits must not depend on the other rows of the pass.
+    A row's bits must not depend on the other rows of a pass, nor on whether it came as part of a prompt. Recurrences
+    alone may take the rows of a prompt in another way, in chunks whose borders are multiples of 64 positions.
     """
 
     name: str
-    one_kind_of_row: bool  # are rows of a prompt computed as generated ones are? Then any pass may hold both
     joins_gates: bool  # the gates of a recurrence are columns of its projection: a launch less where weights are floats
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
@@ -294,23 +328,20 @@ class Kernels(Protocol):
         """The rows of table [vocab, hidden] that tokens [rows] name."""
         ...
 
-    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+    def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
         """[rows, in] → [rows, out]."""
         ...
 
-    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool) -> Tensor:
+    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor) -> Tensor:
         """before + linear(x)."""
         ...
 
-    def gated_linear(self, x: Tensor, matrix: Matrix, prefill: bool, activation: Activation = "silu") -> Tensor:
+    def gated_linear(self, x: Tensor, matrix: Matrix, activation: Activation = "silu") -> Tensor:
         """activation(first half) · second half of linear(x); gelu in the form with tanh."""
         ...
 
     def logits(self, x: Tensor, matrix: Matrix, cap: float = 0.0) -> Tensor:
-        """linear(x) in float32, by the routine of decoding in prefill too: a prefill's last row is one row.
-
-        With a cap they become cap · tanh(logit / cap), in float32 too.
-        """
+        """linear(x) in float32. With a cap they become cap · tanh(logit / cap), in float32 too."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -353,7 +384,7 @@ class Kernels(Protocol):
         """Logits of the tokens `never` [n] int64 become −∞, in place."""
         ...
 
-    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool) -> Tensor:
+    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor) -> Tensor:
         """gelu(linear(x)) · own, in the form with tanh; own [rows, out] may be a slice of columns."""
         ...
 
@@ -382,7 +413,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages) -> Tensor:
         """[rows, layout.width] → [rows, heads · size]; the pages say how many key heads there are."""
         ...
 
@@ -399,7 +430,6 @@ class Kernels(Protocol):
         layer: int,
         convolution: Tensor,
         decay: Decay,
-        prefill: bool,
     ) -> Tensor:
         """The gated delta rule over the rows of each sequence, in float32: [rows, layout.values].
 
@@ -425,7 +455,7 @@ class Kernels(Protocol):
         ...
 
     def experts(
-        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool, activation: Activation = "silu"
+        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, activation: Activation = "silu"
     ) -> Tensor:
         """Σ weight · expert(row) over the experts of each row, in ascending order of their ids."""
         ...

@@ -16,7 +16,6 @@ from forerun.kernels.matrix import (
     Weight,
     as_tensor,
 )
-from forerun.kernels.prefill import gather, prefill_attention
 from forerun.kernels.reference_recurrent import RecurrentReference
 
 
@@ -24,7 +23,6 @@ class ReferenceKernels(RecurrentReference):
     """Plain torch on any device."""
 
     name = "reference"
-    one_kind_of_row = False
 
     def matrix(self, weight: Weight, bias: Tensor | None) -> FloatMatrix:
         return self.float_matrix(as_tensor(weight), bias)
@@ -32,10 +30,8 @@ class ReferenceKernels(RecurrentReference):
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> FloatMatrix:
         return FloatMatrix(weight, bias)
 
-    def linear(self, x: Tensor, matrix: Matrix, prefill: bool) -> Tensor:
+    def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
         assert isinstance(matrix, FloatMatrix)
-        if prefill:
-            return F.linear(x, matrix.weight, matrix.bias)
         return torch.cat([F.linear(row, matrix.weight, matrix.bias) for row in x.split(1)])
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -105,21 +101,24 @@ class ReferenceKernels(RecurrentReference):
             layer.keys[pages, :, :, slots] = keys[start : start + count]
             layer.values[pages, :, slots] = values[start : start + count]
 
-    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, prefill: bool) -> Tensor:
-        if prefill:
-            return prefill_attention(qkv, spec, rows, layer)
+    def attention(self, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages) -> Tensor:
         out = torch.zeros(len(qkv), spec.layout.key_column, dtype=qkv.dtype, device=qkv.device)
+        together = rows.together if spec.window else None
         for sequence, start, count in rows.spans():
-            table, length = rows.table(layer)[sequence], int(rows.position[sequence])
+            table, position = rows.table(layer)[sequence], int(rows.position[sequence])
+            earliest = 0 if rows.first is None else int(rows.first[sequence])
             for row in range(start, start + count):
-                length += 1
-                out[row] = self._attend_row(qkv[row], spec, *gather(table, layer, length))
+                at = last = position + row - start
+                first = max(earliest, at + 1 - spec.window) if spec.window else earliest
+                if together is not None and together[row] >= 0:  # a picture sees its later rows too
+                    mine = (together[start : start + count] == together[row]).nonzero()[:, 0] + position
+                    last = int(mine[-1])
+                keys, values = gather(table, layer, last + 1)
+                out[row] = self._attend_row(qkv[row], spec, keys[:, first:], values[:, first:])
         return out
 
     def _attend_row(self, row: Tensor, spec: AttentionSpec, keys: Tensor, values: Tensor) -> Tensor:
-        """Keys and values [kv heads, length, size] up to the row's own."""
-        if spec.window:
-            keys, values = keys[:, -spec.window :], values[:, -spec.window :]
+        """Keys and values [kv heads, keys, size] that the row sees."""
         layout = spec.layout
         queries = row[: layout.key_column].view(len(keys), -1, layout.size).float()  # [kv heads, group, size]
         scores = queries @ keys.float().transpose(1, 2) * spec.factor
@@ -127,3 +126,15 @@ class ReferenceKernels(RecurrentReference):
             scores = spec.softcap * (scores / spec.softcap).tanh()
         out: Tensor = (scores.softmax(-1) @ values.float()).flatten().to(row.dtype)
         return out
+
+
+def gather(table: Tensor, layer: LayerPages, length: int, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Keys and values of the sequence of a block table [pages], from page `first` on: each [kv heads, keys, size].
+
+    Of its first `length` keys, those of pages before `first` are left out.
+    """
+    page = layer.values.shape[2]
+    used = table[first : -(-length // page)].long()
+    keys = layer.keys[used].permute(1, 0, 3, 2).flatten(1, 2)  # [kv heads, pages · page, size]
+    values = layer.values[used].permute(1, 0, 2, 3).flatten(1, 2)
+    return keys[:, : length - first * page], values[:, : length - first * page]

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from forerun.kernels.composed import Composed
 from forerun.kernels.interface import Activation, Decay, DeltaLayout, Experts, PassRows, RecurrentLayer
-from forerun.kernels.prefill import chunked_delta_rule
 
 L2_EPS = 1e-6
 
@@ -50,7 +49,6 @@ class RecurrentReference(Composed):
         rows: PassRows,
         layer: int,
         decay: Decay,
-        prefill: bool,
     ) -> Tensor:
         out = torch.empty(len(mixed), layout.values, dtype=mixed.dtype, device=mixed.device)
         mine = rows.states[layer]
@@ -60,17 +58,11 @@ class RecurrentReference(Composed):
             for row in mine.record[slot, : int(mine.kept[1, slot])]:
                 mine.state[slot] = advance(mine.state[slot], row, layout)
             mine.kept[1, slot] = 0
-            here = slice(start, start + count)
             ready = [prepare(mixed[i], gates[i], layout, decay) for i in range(start, start + count)]
             state = mine.state[slot]
-            if prefill and staged is not None:
-                queries, prepared = (torch.stack(part) for part in zip(*ready, strict=True))
-                answers, state = chunked_delta_rule(queries, prepared, state, layout)
-                out[here] = answers.to(out.dtype)
-            else:
-                for i, (query, row) in enumerate(ready):
-                    state = advance(state, row, layout)
-                    out[start + i] = read(state, query, layout).to(out.dtype)
+            for i, (query, row) in enumerate(ready):
+                state = advance(state, row, layout)
+                out[start + i] = read(state, query, layout).to(out.dtype)
             if staged is None:
                 record(mine, slot, [row for _, row in ready])
             else:
@@ -95,15 +87,15 @@ class RecurrentReference(Composed):
         return torch.stack(ids), torch.stack(weights)
 
     def experts(
-        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool, activation: Activation = "silu"
+        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, activation: Activation = "silu"
     ) -> Tensor:
         assert isinstance(experts, list)
         out = torch.zeros_like(x, dtype=torch.float32)
         for number in ids.unique().tolist():  # ascending
             rows, places = (ids == number).nonzero(as_tuple=True)
             expert = experts[number]
-            inner = self.activate(self.linear(x[rows], expert.gate_up, prefill), activation)
-            part = self.linear(inner, expert.down, prefill)
+            inner = self.activate(self.linear(x[rows], expert.gate_up), activation)
+            part = self.linear(inner, expert.down)
             out[rows] += part.float() * weights[rows, places, None]
         return out.to(x.dtype)
 

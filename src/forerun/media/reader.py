@@ -95,7 +95,7 @@ class Reader:
         encoded = {}
         for key in dict.fromkeys(keys):
             encoded[key] = self._encode(key, found.pop(key))
-        return self._join(ids, at, [encoded[key] for key in keys])
+        return self._join(ids, at, keys, [encoded[key] for key in keys])
 
     def count(self, ids: Sequence[int], parts: Sequence[MediaPart]) -> int:
         """See `MediaReader.count`."""
@@ -175,17 +175,20 @@ class Reader:
             self._family.load(kind)
         self._loaded.add(kind)
 
-    def _join(self, ids: Sequence[int], at: Sequence[int], encoded: Sequence[Encoded]) -> MediaPrompt:
+    def _join(
+        self, ids: Sequence[int], at: Sequence[int], keys: Sequence[Key], encoded: Sequence[Encoded]
+    ) -> MediaPrompt:
         expanded: list[int] = []
         runs, grids, past = [], [], 0
-        for place, each in zip(at, encoded, strict=True):
+        for place, key, each in zip(at, keys, encoded, strict=True):
             expanded += ids[past:place]
             used, rows = 0, each.embeddings
             assert rows is not None
             for stretch in each.stretches:
                 start = len(expanded) + stretch.start
                 own = rows[used : used + stretch.rows]
-                runs.append(MediaRun(start, own, self._family.whole(each.kind)))
+                content = b"%s %d " % (each.kind.encode(), used) + key[1]
+                runs.append(MediaRun(start, own, self._family.whole(each.kind), content))
                 grids.append((start, stretch.grid))
                 used += stretch.rows
             expanded += each.tokens

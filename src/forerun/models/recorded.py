@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.cache.pages import PagePool
 from forerun.kernels.cpu.ops import CpuKernels
 from forerun.kernels.cpu.recording import Recorder, Rows
+from forerun.kernels.interface import LayerPages
 from forerun.models.layers.decoder import Decoder
 from forerun.models.layers.layer import Layer
 from forerun.models.layers.mixers import AllAngles
@@ -25,14 +25,19 @@ GROWTH = 4  # times as many rows in the next larger one
 Writer = Callable[[Any, Pass, AllAngles, list[Any]], tuple[Any, list[Any]]]
 
 
+# Layers of pages that rows are stored in, and page groups of their pool; nowhere: rows have no place in a sequence.
+Place = tuple[list[LayerPages], int]
+NOWHERE: Place = ([], 0)
+
+
 class RecordedCall:
     """One thing that is computed for the rows of a pass; a recording for each size."""
 
     def __init__(
-        self, kernels: CpuKernels, write: Writer, inputs: Sequence[int], rope: RopeTables, pool: PagePool | None = None
+        self, kernels: CpuKernels, write: Writer, inputs: Sequence[int], rope: RopeTables, place: Place = NOWHERE
     ) -> None:
-        """`inputs`: columns of each. Without a pool the rows have no place in a sequence."""
-        self._kernels, self._write, self._inputs, self._rope, self._pool = kernels, write, inputs, rope, pool
+        """`inputs`: columns of each."""
+        self._kernels, self._write, self._inputs, self._rope, self._place = kernels, write, inputs, rope, place
         self._sizes: dict[tuple[int, bool], Recorded] = {}
 
     def __call__(self, inputs: Sequence[Tensor], batch: Pass | None, tokens: Tensor | None = None) -> Recorded:
@@ -42,9 +47,9 @@ class RecordedCall:
             room *= GROWTH
         key = room, batch is not None and batch.features
         if key not in self._sizes:
-            layers, groups = ([], 0) if self._pool is None else (self._pool.layers, len(self._pool.groups))
+            layers, groups = self._place
             nothing: Any = None
-            known = Pass(torch.empty(0, dtype=torch.long), nothing, layers, None, False, key[1])
+            known = Pass(torch.empty(0, dtype=torch.long), nothing, layers, None, key[1])
             self._sizes[key] = Recorded(self._kernels, self._write, self._inputs, self._rope, known, groups, room)
         return self._sizes[key].run(inputs, batch, tokens)
 
@@ -97,22 +102,25 @@ class Recorded:
         return self._outputs[index].view(self._wanted if wanted else self._count).clone()
 
 
-def target_of(decoder: Decoder, pool: PagePool) -> Target:
-    """What runs a decoder's passes: on a CPU recordings, elsewhere the decoder itself."""
-    return RecordedTarget(decoder, pool) if isinstance(decoder.kernels, CpuKernels) else decoder
+def target_of(decoder: Decoder, layers: list[LayerPages], groups: int) -> Target:
+    """What runs a decoder's passes: on a CPU recordings, elsewhere the decoder itself.
+
+    `layers`: its pages; `groups`: page groups of their pool.
+    """
+    return RecordedTarget(decoder, (layers, groups)) if isinstance(decoder.kernels, CpuKernels) else decoder
 
 
-def head_of(head: MtpHead, pool: PagePool) -> MtpHead | RecordedHead:
+def head_of(head: MtpHead, layers: list[LayerPages], groups: int) -> MtpHead | RecordedHead:
     """What runs a head, in the same way."""
-    return RecordedHead(head, pool) if isinstance(head.kernels, CpuKernels) else head
+    return RecordedHead(head, (layers, groups)) if isinstance(head.kernels, CpuKernels) else head
 
 
 class RecordedTarget:
     """Runs a decoder's passes."""
 
-    def __init__(self, decoder: Decoder, pool: PagePool) -> None:
+    def __init__(self, decoder: Decoder, place: Place) -> None:
         assert isinstance(decoder.kernels, CpuKernels)
-        self.decoder, self._pool, self._kernels = decoder, pool, decoder.kernels
+        self.decoder, self._place, self._kernels = decoder, place, decoder.kernels
         self._taps: tuple[int, ...] = ()
         self._layers: list[Layer] = []
         self._call = self._record()
@@ -125,7 +133,7 @@ class RecordedTarget:
             output = decoder.run(recorder, known, turns, inputs[0], recorder.tokens)
             return output.logits, [] if output.features is None else [output.features]
 
-        return RecordedCall(self._kernels, write, [decoder.config.hidden], decoder.rope, self._pool)
+        return RecordedCall(self._kernels, write, [decoder.config.hidden], decoder.rope, self._place)
 
     def forward(self, batch: Pass) -> Output:
         """Run all rows; each sequence's pages and state take part."""
@@ -144,7 +152,7 @@ class RecordedTarget:
 class RecordedHead:
     """What a drafter asks of an MTP head, each a recording."""
 
-    def __init__(self, head: MtpHead, pool: PagePool) -> None:
+    def __init__(self, head: MtpHead, place: Place) -> None:
         assert isinstance(head.kernels, CpuKernels)
         self._head, hidden = head, len(head.hidden_norm)
         kernels, rope = head.kernels, head.rope
@@ -157,32 +165,21 @@ class RecordedHead:
             out = head.run(k, b, a, *x)
             return k.logits(out, head.output), [out]
 
-        def logits(k: Any, _: Pass, __: AllAngles, x: list[Any]) -> tuple[Any, list[Any]]:
-            return k.logits(x[0], head.output), []
-
         def fill(k: Any, b: Pass, a: AllAngles, x: list[Any]) -> tuple[None, list[Any]]:
             head.fill_with(k, b, a, *x)
             return None, []
 
         self._fuse = RecordedCall(kernels, fuse, [hidden * (len(head.taps) + 1)], rope)
-        self._forward = RecordedCall(kernels, forward, [hidden, hidden], rope, pool)
-        self._fill = RecordedCall(kernels, fill, [hidden, hidden], rope, pool)
-        self._logits = RecordedCall(kernels, logits, [hidden], rope)
-        self._last: tuple[Tensor, Tensor] | None = None  # outputs and their logits
+        self._forward = RecordedCall(kernels, forward, [hidden, hidden], rope, place)
+        self._fill = RecordedCall(kernels, fill, [hidden, hidden], rope, place)
 
     def fuse(self, features: Tensor) -> Tensor:
         """As the head's own method, like those that follow."""
         return features if self._head.fuse_matrix is None else self._fuse([features], None).output(0)
 
-    def forward(self, hidden: Tensor, batch: Pass) -> Tensor:
+    def draft(self, hidden: Tensor, batch: Pass) -> tuple[Tensor, Tensor]:
         done = self._forward([self._head.embed(batch, hidden.dtype), hidden], batch)
-        self._last = done.output(0, wanted=True), done.logits
-        return self._last[0]
+        return done.output(0, wanted=True), done.logits
 
     def fill(self, hidden: Tensor, batch: Pass) -> None:
         self._fill([self._head.embed(batch, hidden.dtype), hidden], batch)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        if self._last is not None and torch.equal(hidden, self._last[0]):
-            return self._last[1]  # drafts are mostly drawn from what was computed last, so that came along
-        return self._logits([hidden], None).logits

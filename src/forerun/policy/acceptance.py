@@ -8,29 +8,30 @@ SLOW, FAST = 0.95, 0.7  # weight of what is known when a new observation comes i
 BREAK = 0.45  # when the fast mean is this far from the slow one, the text has changed: forget all but the fast one
 AFRESH = 4.0  # observations that it then counts for
 FADE = 0.97  # weight of what is known of a position after a round that did not reach it
+AGED = 3.0  # observations that all earlier ones count for when an arm is looked at again
+ANCHOR = 2.0  # observations that earlier requests always count for: chance makes a sequence look better than it is
 NEIGHBOUR = 5.0  # observations the position before counts for
 PRIOR_WEIGHT = 4.0  # observations the prior counts for
 GUESS_WEIGHT = 2.0  # observations that the guess of an arm counts for
 KIND_WEIGHT = 6.0  # observations that all kinds together count for in the prior of one kind
 CONTINUES = 0.97  # acceptance at an unseen position, relative to the one before it
-MOST_EARNED, CREDIT = 10.0, 0.2  # rounds that a kind of request can have earned; the share that one may stake
 OLD = 0.99  # weight of what earlier requests taught when a new round comes in
 
 
 class Rate:
     """Acceptance at one position, given that all before it were accepted; follows changes of the text."""
 
-    __slots__ = ("_fast", "_hits", "_tries")
+    __slots__ = ("_fast", "_hits", "_prior", "_tries")
 
     def __init__(self, guess: float, weight: float) -> None:
-        self._hits, self._tries, self._fast = weight * guess, weight, guess
+        self._hits, self._tries, self._fast, self._prior = weight * guess, weight, guess, guess
 
     def add(self, hit: bool) -> None:
         """One observation."""
         self._hits = SLOW * self._hits + hit
         self._tries = SLOW * self._tries + 1
         self._fast = FAST * self._fast + (1 - FAST) * hit
-        if abs(self._fast - self.own()) > BREAK:
+        if abs(self._fast - self._hits / self._tries) > BREAK:
             self._hits, self._tries = AFRESH * self._fast, AFRESH
 
     def fade(self) -> None:
@@ -38,13 +39,18 @@ class Rate:
         self._hits *= FADE
         self._tries *= FADE
 
+    def age(self, weight: float) -> None:
+        """What is known counts for no more than so many observations."""
+        if self._tries > weight:
+            self._hits, self._tries = self._hits * weight / self._tries, weight
+
     def own(self) -> float:
-        """The expected rate from what was seen here alone."""
-        return self._hits / self._tries
+        """The expected rate from what was seen here; earlier requests always count for a little."""
+        return (self._hits + ANCHOR * self._prior) / (self._tries + ANCHOR)
 
     def value(self, before: float) -> float:
         """The expected rate; `before`, that of the position before, counts for some observations too."""
-        return (self._hits + NEIGHBOUR * before) / (self._tries + NEIGHBOUR)
+        return (self._hits + NEIGHBOUR * before + ANCHOR * self._prior) / (self._tries + NEIGHBOUR + ANCHOR)
 
 
 class Acceptance:
@@ -65,6 +71,11 @@ class Acceptance:
             else:
                 rate.fade()
 
+    def age(self) -> None:
+        """It was not used for long: the text may have changed."""
+        for rate in self._rates:
+            rate.age(AGED)
+
     def survival(self, depth: int) -> list[float]:
         """For each of `depth` drafts the chance that it and all before it are accepted: the tokens it should add."""
         rates, chances, survive = self._rates, [], 1.0
@@ -83,7 +94,6 @@ class Priors:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str | None], list[tuple[float, float]]] = {}
-        self._earned: dict[str, float] = {}  # by kind: plain rounds that drafting saved lately
 
     def acceptance(self, arm: str, kind: str) -> Acceptance:
         """What to expect of an arm on a new sequence: experience counts for more than a guess."""
@@ -100,14 +110,6 @@ class Priors:
             mine, seen = own[position] if position < len(own) else (0.0, 0.0)
             rates.append((mine + KIND_WEIGHT * general) / (seen + KIND_WEIGHT))
         return rates
-
-    def earn(self, kind: str, rounds: float) -> None:
-        """A round saved the time of so many plain ones; negative: lost."""
-        self._earned[kind] = min(MOST_EARNED, max(0.0, self._earned.get(kind, 0.0) + rounds))
-
-    def credit(self, kind: str) -> float:
-        """Rounds that a request of this kind may lose before it gains: a share of what earlier ones gained."""
-        return CREDIT * self._earned.get(kind, 0.0)
 
     def learn(self, arm: str, kind: str, drafted: int, accepted: int) -> None:
         """One round of any sequence of this kind."""

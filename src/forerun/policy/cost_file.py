@@ -100,25 +100,23 @@ def to_data(proportions: Proportions) -> dict[str, Any]:
     """Plain data for JSON."""
     return {
         "passes": [[*key, round(times, 4)] for key, times in sorted(proportions.passes.items())],
-        "drafts": {name: round(times, 5) for name, times in proportions.drafts.items()},
+        "others": [[*key, round(times, 5)] for key, times in sorted(proportions.others.items())],
     }
 
 
 def parse(data: Mapping[str, Any]) -> Proportions:
     """The reverse; refuses what no machine can have measured."""
     passes = {(int(sequences), int(rows)): float(times) for sequences, rows, times in data["passes"]}
-    drafts = {str(name): float(times) for name, times in data["drafts"].items()}
-    if not all(0 < times < math.inf for times in [*passes.values(), *drafts.values()]):
+    others = {(str(name), int(sequences)): float(times) for name, sequences, times in data["others"]}
+    if not all(0 < times < math.inf for times in [*passes.values(), *others.values()]):
         raise ValueError("it holds costs that are none")
-    if not all(sequences >= 1 and rows >= 1 for sequences, rows in passes):
+    if not all(sequences >= 1 and rows >= 1 for sequences, rows in [*passes, *((many, 1) for _, many in others)]):
         raise ValueError("it holds passes without rows")
-    return Proportions(passes, drafts)
+    return Proportions(passes, others)
 
 
 def differs(new: Proportions, old: Proportions) -> bool:
     """Has any figure come or moved much?"""
-    before = {**{f"{key}": times for key, times in old.passes.items()}, **old.drafts}
-    after = {**{f"{key}": times for key, times in new.passes.items()}, **new.drafts}
-    return any(
-        name not in before or abs(times - before[name]) > CHANGED * before[name] for name, times in after.items()
-    )
+    before = {(str(name), size): times for (name, size), times in [*old.passes.items(), *old.others.items()]}
+    after = {(str(name), size): times for (name, size), times in [*new.passes.items(), *new.others.items()]}
+    return any(key not in before or abs(times - before[key]) > CHANGED * before[key] for key, times in after.items())

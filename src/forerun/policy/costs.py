@@ -1,58 +1,66 @@
-"""What rounds cost on this machine: seconds by rows, sequences and drafter, learned while running.
+"""What rounds cost on this machine, learned while running.
 
-A cost is a multiple of what a plain pass of one sequence costs now. When the machine turns slow or fast, any round
-tells, and the costs of all arms move together: an arm that was last run in a bad hour is not blamed for it. Between
-runs only the multiples are kept.
+The cost of a round is a sum of figures: the pass by its rows, each step of drafting, following, waiting for the
+device. Figures are multiples of a plain pass of one sequence; between runs only they are kept. How long such a pass
+takes now, the level, follows every round. Figures change where two neighbouring rounds of different shape are
+compared: whatever makes the machine slow for a while makes both slow, so it moves the level and blames no arm. Of a
+surprise each figure takes a share by how uncertain it is, as a Kalman filter with a diagonal covariance does.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forerun.draft.arms import SERVED
 
-FRESH = 0.1  # weight of a new measurement
-DRIFT = 0.25  # weight of a round in how the machine's speed differs from when plain decoding was last measured
-STEADY = 1.3  # up to this factor it does not: multiples are learned then, and else left alone
-CLIP = 2.0  # a measurement counts for at most this many times the expected one: the machine was busy, not slow
-FEW = 3  # measurements after which a multiple tells how fast the machine is
+Key = tuple[str, int, int]  # what of a round, its size class, its rows
+
 FIRST_SLOPE = 0.08  # of a plain pass per further row, until wider passes were measured
-LEAST_DRAFT = 1e-4  # a step that looks cheaper than this was not measured, but hidden by noise
-REMEMBERED = 4  # measurements that a figure from an earlier run counts for
-PLAIN = (1, 1)  # one sequence, one row
+# Relative errors of a pass that is read off between two known ones, beyond them, and from other sizes of batch.
+BETWEEN, BEYOND, ELSEWHERE = 0.1, 0.2, 1.5
+YOUNG = 3  # measurements of a figure that all count; later ones only where the shape of rounds changes
+GUESSED = 1.0  # relative error of any other figure before it was measured: it may well be twice or nothing
+REMEMBERED = 0.1  # relative error of a figure from an earlier run
+STALE = 0.05  # of a round: error of a figure that was not compared for long
+DRIFT = 0.01  # relative change of the machine's speed, and of a figure, from one measurement to the next
+FIRST_NOISE, LEAST_NOISE = 0.05, 0.005  # relative scatter of equal rounds, until measured, and at least
+NOISE_WEIGHT = 0.05  # of a new observation of it
+SURPRISE = 3.0  # standard deviations beyond which a measurement is believed only if the next one agrees
+LEAST = 1e-4  # of a plain pass: a figure below it was hidden by noise
+FOLLOWING = 0.3  # of a step of drafting: a first guess at what following costs in a round
+WAITING = 0.1  # of a plain pass: a first guess at what it costs to know the tokens before planning
 
 
-class Average:
-    """A running mean that forgets, and does not believe in outliers. It starts empty, or from a guess."""
+@dataclass(slots=True)
+class Figure:
+    """A multiple of a plain pass of one sequence."""
 
-    __slots__ = ("_guessed", "count", "value")
-
-    def __init__(self, value: float = 0.0, count: int = 0) -> None:
-        """`count`: measurements that the guess counts for."""
-        self.value, self.count, self._guessed = value, count, count > 0
-
-    def add(self, measured: float) -> None:
-        """Take one measurement in."""
-        self.count += 1
-        if not self._guessed and self.count <= 2:
-            # The first is taken as it comes: the second tells whether there was a pause in it.
-            self.value = measured if self.count == 1 else min(self.value, CLIP * measured)
-        measured = clipped(measured, self.value)
-        self.value += max(FRESH, 1 / self.count) * (measured - self.value)
-
-
-def clipped(measured: float, expected: float) -> float:
-    """Not more than so many times what was expected, nor so much less."""
-    return min(max(measured, expected / CLIP), CLIP * expected)
+    value: float
+    variance: float
+    measured: int = 0
+    corrected: int = 0  # the round in which it was last compared
 
 
 @dataclass(frozen=True, slots=True)
 class Proportions:
-    """Costs as multiples of a plain pass of one sequence: of passes by (sequences, rows), of draft steps by drafter."""
+    """Figures as they are kept: of passes by (size class, rows), of all else by name and size class."""
 
     passes: dict[tuple[int, int], float] = field(default_factory=dict)
-    drafts: dict[str, float] = field(default_factory=dict)
+    others: dict[tuple[str, int], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """All that the cost of a round depends on."""
+
+    sequences: int
+    rows: int  # of sequences that decode: one for each, and one for each draft
+    drafts: tuple[tuple[str, int, int], ...] = ()  # drafter, its deepest draft, sequences that it drafted for
+    follows: frozenset[str] = frozenset()  # drafters that followed
+    waited: bool = False  # the tokens of the round before had to be known before this one was planned
 
 
 def batch_class(sequences: int) -> int:
@@ -60,21 +68,26 @@ def batch_class(sequences: int) -> int:
     return 1 << (sequences - 1).bit_length()
 
 
-@dataclass(slots=True)
-class RoundTime:
-    """What one round of some sequences took."""
+def knots(rows: int) -> tuple[int, int]:
+    """The nearest sizes of a pass, down and up, that have a figure: 1, 2, 3, 4, 6, 8, 12, 16, 24 …
 
-    sequences: int
-    rows: int
-    seconds: float  # of its pass; on a device also of the drafts that were made in it for the next round
-    drafter: str | None = None  # who drafted, where that was for one sequence alone
-    drafted: int = 0
-    drafting: float = 0.0  # seconds before the pass
-    inside: tuple[str, int] | None = None  # drafter and depth of the drafts within `seconds`
+    >>> [knots(rows) for rows in (1, 4, 5, 64, 65, 100)]
+    [(1, 1), (4, 4), (4, 6), (64, 64), (64, 96), (96, 128)]
+    """
+    whole = 1 << (rows.bit_length() - 1)
+    half = whole + whole // 2
+    if rows in (whole, half):
+        return rows, rows
+    return (whole, half) if rows < half else (half, 2 * whole)
+
+
+def steps(drafter: str, depth: int) -> int:
+    """Small passes that a drafter runs for drafts of this depth."""
+    return 1 if SERVED[drafter][0].at_once else depth
 
 
 class CostTable:
-    """Seconds of a target pass by its rows, and of drafting by drafter and depth. Gaps are filled by straight lines."""
+    """Figures of passes and of everything beside them. Gaps between passes are filled by straight lines."""
 
     def __init__(self, earlier: Proportions | None = None) -> None:
         self._earlier = earlier
@@ -88,121 +101,315 @@ class CostTable:
     def start_over(self) -> None:
         """Forget what was measured in this run."""
         earlier = self._earlier or Proportions()
-        self._plain = Average()  # seconds of a plain pass when last measured, or else guessed from another pass
-        self._drift = 1.0  # how many times as long everything takes since
-        self._passes = {key: Average(times, REMEMBERED) for key, times in earlier.passes.items()}
-        self._passes[PLAIN] = Average(1.0, REMEMBERED)
-        self._drafts = {name: Average(times, REMEMBERED) for name, times in earlier.drafts.items()}
-        # Since the last measurement: multiples that were asked for, and the points they were read from.
+        self._figures: dict[Key, Figure] = {}
+        self._widest: dict[int, int] = {}  # rows that were measured, by size class
+        for (size, rows), value in earlier.passes.items():
+            self._figures["pass", size, rows] = Figure(value, (REMEMBERED * value) ** 2)
+            self._widest[size] = max(self._widest.get(size, 0), rows)
+        for (name, size), value in earlier.others.items():
+            self._figures[name, size, 0] = Figure(value, (REMEMBERED * value) ** 2)
+        self._figures["pass", 1, 1] = Figure(1.0, 0.0)  # by definition
+        self._level = -math.inf  # logarithm of the seconds of a plain pass now
+        self._level_variance = 0.0
+        self._noise = FIRST_NOISE**2
+        self._measured = 0  # rounds
+        self._last: tuple[dict[Key, float], float] | None = None  # of the round before: its shape and log seconds
+        self._surprise = 0.0  # of the round before, where it was too large to be believed
+        self._doubt = 0.0  # by how much the level has jumped since drafts came or went
+        self._drafted = False  # the round before had drafts
+        self._lines: dict[int, tuple[list[int], list[float]]] = {}  # since a pass was measured
         self._known: dict[tuple[int, int], float] = {}
-        self._lines: dict[int, tuple[list[int], list[float]]] = {}
-
-    def learn(
-        self, drafter: str | None, depth: int, rows: int, draft_seconds: float, pass_seconds: float, sequences: int = 1
-    ) -> None:
-        """One round: `depth` tokens were drafted by `drafter`, the pass had `rows` rows of `sequences` sequences."""
-        if pass_seconds <= 0:
-            return  # a clock too coarse to see it: multiples of nothing would stay nothing
-        key = (batch_class(sequences), rows)
-        if key == PLAIN:
-            self._plain.value = self._now()
-            self._plain.add(pass_seconds)
-            self._drift = 1.0
-        else:
-            self._learn_pass(key, pass_seconds)
-        if drafter is not None and depth > 0:
-            self.learn_draft(drafter, depth, draft_seconds)
-        self._known.clear()
-        self._lines.clear()
-
-    def learn_round(self, round_time: RoundTime) -> None:
-        """One round. Of a pass with drafts for the next one inside, what is known of one tells the other."""
-        seconds, sequences, rows = round_time.seconds, round_time.sequences, round_time.rows
-        if round_time.inside is not None and self.known:
-            drafter, depth = round_time.inside
-            if sequences == 1 and rows > 1 and round_time.drafter in (None, drafter):
-                self.learn_draft(drafter, depth, seconds - self.pass_seconds(rows))
-                return
-            seconds -= min(self.draft_seconds(drafter, depth), seconds / 2)
-        self.learn(round_time.drafter, round_time.drafted, rows, round_time.drafting, seconds, sequences)
-
-    def learn_draft(self, drafter: str, depth: int, seconds: float) -> None:
-        """`depth` tokens took so long to draft."""
-        step = max(LEAST_DRAFT, seconds / SERVED[drafter][0].steps(depth) / self._now())
-        # The first draft often has much to catch up with: it starts from the guess and is clipped.
-        self._drafts.setdefault(drafter, Average(self._draft_times(drafter), 1)).add(step)
-
-    def _learn_pass(self, key: tuple[int, int], seconds: float) -> None:
-        times = self._times(*key)
-        if not self.known:
-            self._plain.value = seconds / times
-        average = self._passes.setdefault(key, Average(times, 1))
-        if average.count >= FEW:
-            self._drift += DRIFT * (clipped(seconds / times / self._plain.value, self._drift) - self._drift)
-        if self._steady():
-            average.add(seconds / self._plain.value)
-
-    def _steady(self) -> bool:
-        return 1 / STEADY < self._drift < STEADY
-
-    def _now(self) -> float:
-        """Seconds of a plain pass now. A small drift is noise, or a multiple that is still being learned."""
-        return self._plain.value if self._steady() else self._plain.value * self._drift
 
     @property
     def known(self) -> bool:
-        """Has any pass been measured?"""
-        return self._plain.value > 0
+        """Has any round been measured?"""
+        return self._measured > 0
 
     @property
-    def plain_measured(self) -> bool:
-        """Has plain decoding of one sequence been measured in this run?"""
-        return self._plain.count > 0
+    def second(self) -> float:
+        """How many plain passes of one sequence a second has now."""
+        return math.exp(-self._level)
 
-    def pass_seconds(self, rows: int, sequences: int = 1) -> float:
-        """Expected seconds of a pass of `rows` rows."""
-        assert self.known, "at least one pass must have been measured"
+    @property
+    def in_doubt(self) -> bool:
+        """Would a round of another shape tell whether the machine has changed?"""
+        return self._doubt != 0.0
+
+    @property
+    def noise(self) -> float:
+        """Relative scatter of equal rounds."""
+        return math.sqrt(self._noise)
+
+    # What is expected.
+
+    def pass_times(self, rows: int, sequences: int = 1) -> float:
+        """Of a target pass."""
         key = (batch_class(sequences), rows)
         times = self._known.get(key)
         if times is None:
-            times = self._known[key] = self._times(*key)
-        return self._now() * times
+            times = self._known[key] = sum(self._figure(knot).value * share for knot, share in _pass(*key))
+        return times
 
-    def _times(self, batch: int, rows: int) -> float:
-        measured = self._passes.get((batch, rows))
-        if measured is not None:
-            return measured.value
-        places, values = self._line(batch)
-        place = bisect_left(places, rows)
-        if place == 0:  # narrower than anything measured
-            return values[0] / (1 + FIRST_SLOPE * (places[0] - rows))
-        low = places[place - 1]
-        if place == len(places):  # wider than anything measured
-            slope = (values[-1] - values[0]) / (low - places[0]) if place > 1 else FIRST_SLOPE * values[0] / low
-            return values[-1] + max(0.0, slope) * (rows - low)
-        share = (rows - low) / (places[place] - low)
-        return (1 - share) * values[place - 1] + share * values[place]
+    def pass_seconds(self, rows: int, sequences: int = 1) -> float:
+        """Expected seconds of a target pass now."""
+        assert self.known, "at least one round must have been measured"
+        return self.pass_times(rows, sequences) / self.second
 
-    def _line(self, batch: int) -> tuple[list[int], list[float]]:
-        """Rows, ascending, and multiples: of this size of batch or, where nothing of it is known, of any."""
-        if batch not in self._lines:
-            points = {rows: average.value for (size, rows), average in self._passes.items() if size == batch}
-            if not points:
-                points = {rows: average.value for (_, rows), average in self._passes.items()}
-            self._lines[batch] = sorted(points), [points[rows] for rows in sorted(points)]
-        return self._lines[batch]
+    def step_times(self, drafter: str, sequences: int) -> float:
+        """Of one step of drafting for so many sequences."""
+        return self._other(f"{drafter} step", sequences).value
 
-    def draft_seconds(self, drafter: str, depth: int) -> float:
-        """Expected seconds of drafting `depth` tokens."""
-        return self._now() * self._draft_times(drafter) * SERVED[drafter][0].steps(depth) if depth else 0.0
+    def follow_times(self, drafter: str, sequences: int) -> float:
+        """Of following a round of so many sequences."""
+        return self._other(f"{drafter} follow", sequences).value
 
-    def _draft_times(self, drafter: str) -> float:
-        measured = self._drafts.get(drafter)
-        return SERVED[drafter][0].step_cost if measured is None else measured.value
+    def follow_error(self, drafter: str, sequences: int) -> float:
+        """By how much that may be wrong."""
+        return math.sqrt(self._other(f"{drafter} follow", sequences).variance)
+
+    def wait_times(self, sequences: int) -> float:
+        """Of knowing the tokens of a round before the next one is planned."""
+        return self._other("wait", sequences).value
+
+    def times(self, shape: Shape) -> float:
+        """Of a whole round."""
+        return sum(self._figure(key).value * count for key, count in self._parts(shape).items())
+
+    def widest(self, sequences: int) -> int:
+        """Rows of the widest pass of so many sequences that one should dare, by what was measured of wide ones."""
+        widest = max(sequences, self._widest.get(batch_class(sequences), 0))
+        return widest + max(2, widest // 2)
+
+    # Learning.
+
+    def learn(self, shape: Shape, seconds: float, drafting: Mapping[str, float] | None = None) -> None:
+        """A round took so long. `drafting`: the part of it that each drafter took, where that is known apart."""
+        parts = self._parts(shape)
+        for drafter, took in (drafting or {}).items():
+            seconds -= took
+            for name, _, many in shape.drafts:
+                if name == drafter:
+                    key: Key = (f"{drafter} step", batch_class(many), 0)
+                    self._learn_apart(key, took / parts.pop(key))
+        if seconds <= 0:
+            return  # a clock too coarse to see it: multiples of nothing would stay nothing
+        figures = {key: self._figure(key) for key in parts}
+        expected = sum(figures[key].value * count for key, count in parts.items())
+        place = math.log(seconds)
+        self._measured += 1
+        if self._measured <= 2:
+            # The first is taken as it comes: the second tells whether there was a pause in it.
+            mine = place - math.log(expected)
+            self._level = mine if self._measured == 1 else min(self._level, mine)
+            self._level_variance = self._noise
+            for figure in figures.values():  # nothing tells them from the level
+                figure.variance = min(figure.variance, (REMEMBERED * figure.value) ** 2)
+        else:
+            drafts = bool(shape.drafts) or shape.waited
+            self._compare(parts, figures, expected, place - math.log(expected) - self._level, drafts)
+            self._drafted = drafts
+        if self._last is not None and self._last[0] == parts:
+            apart = min(abs(place - self._last[1]), SURPRISE * 2 * self.noise)
+            self._noise += NOISE_WEIGHT * (max(LEAST_NOISE**2, apart**2 / 2) - self._noise)
+        for figure in figures.values():
+            figure.measured += 1
+        size = batch_class(shape.sequences)
+        self._widest[size] = max(self._widest.get(size, 0), shape.rows)
+        self._last = parts, place
+
+    def _compare(
+        self, parts: dict[Key, float], figures: dict[Key, Figure], expected: float, surprise: float, drafts: bool
+    ) -> None:
+        """Share a surprise among the level and the figures in which this round differs from the one before."""
+        change = {key: count / expected for key, count in parts.items()}
+        if self._last is not None:
+            before = self._last[0]
+            if before == parts:
+                change = {key: by for key, by in change.items() if figures[key].measured < YOUNG}
+            else:
+                whole = sum(self._figure(key).value * count for key, count in before.items())
+                for key, count in before.items():
+                    change[key] = change.get(key, 0.0) - count / whole
+        touched = [(key, figures.get(key) or self._figure(key), by) for key, by in change.items()]
+        for _, figure, _ in touched:
+            if 0 < figure.variance < (STALE * expected) ** 2:
+                grown = figure.variance + (self._measured - figure.corrected) * (DRIFT * expected) ** 2
+                figure.variance = min(grown, (STALE * expected) ** 2)
+            figure.corrected = self._measured
+        level = self._level_variance + DRIFT**2
+        spread = level + self._noise + sum(figure.variance * by * by for _, figure, by in touched)
+        bound = SURPRISE * math.sqrt(spread)
+        if drafts != self._drafted and self._resolve(touched, surprise):
+            return
+        if abs(surprise) > bound:
+            if self._surprise * surprise > 0:  # two in a row
+                self._change(min(surprise, self._surprise, key=abs))
+                return
+            self._surprise = surprise
+            surprise = math.copysign(bound, surprise)
+        else:
+            self._surprise = 0.0
+        self._level += level / spread * surprise
+        self._level_variance = level * (1 - level / spread)
+        self._blame(touched, surprise, spread)
+
+    def _change(self, surprise: float) -> None:
+        """Two rounds agree on something that cannot be noise: the machine is slower or faster now.
+
+        Or rounds of this shape cost something else than was known. The next change of shape tells.
+        """
+        self._level, self._level_variance = self._level + surprise, self._noise
+        self._surprise, self._doubt = 0.0, self._doubt + surprise
+
+    def _resolve(self, change: list[tuple[Key, Figure, float]], surprise: float) -> bool:
+        """Was it the shape? Then the level is back where it was as soon as drafts come or go."""
+        doubt, self._doubt = self._doubt, 0.0
+        if not doubt or abs(surprise + doubt) > abs(doubt) / 2:
+            return False
+        self._level -= doubt
+        self._blame(change, surprise, sum(figure.variance * by * by for _, figure, by in change))
+        return True
+
+    def _blame(self, change: list[tuple[Key, Figure, float]], surprise: float, spread: float) -> None:
+        """Figures take their shares of a surprise; those of the round before take them with the opposite sign."""
+        for key, figure, by in change:
+            if figure.variance:
+                ahead = math.expm1(surprise) if by > 0 else -math.expm1(-surprise)
+                self._correct(key, figure, figure.variance * by / spread, ahead, by)
+
+    def _learn_apart(self, key: Key, seconds: float) -> None:
+        """A figure that was measured by itself."""
+        figure = self._figure(key)
+        figure.measured += 1
+        if not self.known:
+            return
+        surprise = seconds * self.second - figure.value
+        spread = figure.variance + max(self._noise, FIRST_NOISE**2) * figure.value**2
+        bound = SURPRISE * math.sqrt(spread)
+        self._correct(key, figure, figure.variance / spread, min(max(surprise, -bound), bound), 1.0)
+
+    def _correct(self, key: Key, figure: Figure, gain: float, surprise: float, by: float) -> None:
+        figure.value = max(LEAST, figure.value + gain * surprise)
+        figure.variance = max(0.0, figure.variance * (1 - gain * by)) + (DRIFT * figure.value) ** 2
+        if key[0] == "pass":
+            self._lines.clear()
+            self._known.clear()
+
+    # Figures.
+
+    def _parts(self, shape: Shape) -> dict[Key, float]:
+        """Which figures a round is the sum of, and how often it has each."""
+        size = batch_class(shape.sequences)
+        parts: dict[Key, float] = dict(_pass(size, shape.rows))
+        for drafter, depth, many in shape.drafts:
+            parts[f"{drafter} step", batch_class(many), 0] = float(steps(drafter, depth))
+        for drafter in shape.follows:
+            parts[f"{drafter} follow", size, 0] = 1.0
+        if shape.waited:
+            parts["wait", size, 0] = 1.0
+        return parts
+
+    def _figure(self, key: Key) -> Figure:
+        figure = self._figures.get(key)
+        if figure is not None:
+            return figure
+        name, size, rows = key
+        if name != "pass":
+            return self._other(name, size)
+        value, error = self._read_off(size, rows)
+        figure = self._figures[key] = Figure(value, (error * value) ** 2)
+        self._lines.clear()
+        return figure
+
+    def _other(self, name: str, sequences: int) -> Figure:
+        """Beside the pass. Of a size that was never seen, the same part of a plain pass as of the nearest one."""
+        size = batch_class(sequences)
+        key: Key = (name, size, 0)
+        figure = self._figures.get(key)
+        if figure is None:
+            sizes = [of for other, of, _ in self._figures if other == name]
+            near = min(sizes, key=lambda of: abs(math.log(of / size)), default=0)
+            part = self._figures[name, near, 0].value / self.pass_times(near, near) if near else guess(name)
+            value = part * self.pass_times(size, size)
+            figure = Figure(value, (GUESSED * value) ** 2)
+            if self._settled(size):
+                self._figures[key] = figure
+        return figure
+
+    def _settled(self, size: int) -> bool:
+        """Is a plain pass of this size known, which guesses are parts of?"""
+        return any(figure.measured for (name, of, _), figure in self._figures.items() if name == "pass" and of == size)
+
+    def _read_off(self, size: int, rows: int) -> tuple[float, float]:
+        """A pass that was never measured, and its relative error: from others of this size or, failing that, of any."""
+        own, near = self._line(size), self._nearest_line(size)
+        if not own[0]:
+            return _on_line(near, rows), ELSEWHERE
+        if own[0][0] <= rows <= own[0][-1]:
+            return _on_line(own, rows), BETWEEN
+        if len(own[0]) > 1 and rows > own[0][-1]:
+            return _on_line(own, rows), BEYOND
+        return own[1][0] * _on_line(near, rows) / _on_line(near, own[0][0]), BEYOND
+
+    def _nearest_line(self, size: int) -> tuple[list[int], list[float]]:
+        """Of the size of batch nearest to this one that has more than one figure; else of all."""
+        sizes = {of for name, of, _ in self._figures if name == "pass" and of != size}
+        for near in sorted(sizes, key=lambda of: abs(math.log(of / size))):
+            if len(self._line(near)[0]) > 1:
+                return self._line(near)
+        return self._line(0)
+
+    def _line(self, size: int) -> tuple[list[int], list[float]]:
+        """Rows, ascending, and multiples of measured passes; size 0: of any size."""
+        if size not in self._lines:
+            points = {
+                rows: figure.value
+                for (name, of, rows), figure in self._figures.items()
+                if name == "pass" and size in (0, of)
+            }
+            self._lines[size] = sorted(points), [points[rows] for rows in sorted(points)]
+        return self._lines[size]
 
     def proportions(self) -> Proportions:
         """What to keep for the next run."""
-        return Proportions(
-            {key: average.value for key, average in self._passes.items()},
-            {name: average.value for name, average in self._drafts.items()},
-        )
+        kept = Proportions()
+        for (name, size, rows), figure in self._figures.items():
+            if name == "pass":
+                kept.passes[size, rows] = figure.value
+            elif figure.measured:
+                kept.others[name, size] = figure.value
+        return kept
+
+
+def _pass(size: int, rows: int) -> list[tuple[Key, float]]:
+    """A pass between two knots costs a share of each."""
+    low, high = knots(rows)
+    if low == high:
+        return [(("pass", size, rows), 1.0)]
+    share = (rows - low) / (high - low)
+    return [(("pass", size, low), 1 - share), (("pass", size, high), share)]
+
+
+def _on_line(line: tuple[list[int], list[float]], rows: int) -> float:
+    """Between the points of a line, or beyond them."""
+    places, values = line
+    place = bisect_left(places, rows)
+    if place == 0:  # narrower than anything known
+        return values[0] * (1 + FIRST_SLOPE * (rows - 1)) / (1 + FIRST_SLOPE * (places[0] - 1))
+    low = places[place - 1]
+    if place == len(places):  # wider
+        slope = (values[-1] - values[0]) / (low - places[0]) if place > 1 else FIRST_SLOPE * values[0] / low
+        return values[-1] + max(0.0, slope) * (rows - low)
+    share = (rows - low) / (places[place] - low)
+    return (1 - share) * values[place - 1] + share * values[place]
+
+
+def guess(name: str) -> float:
+    """A figure beside the pass, before it was measured."""
+    if name == "wait":
+        return WAITING
+    drafter, _, what = name.rpartition(" ")
+    arm = SERVED[drafter][0]
+    if what == "step":
+        return arm.step_cost
+    return LEAST if arm.at_once else FOLLOWING * arm.step_cost

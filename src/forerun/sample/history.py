@@ -52,25 +52,34 @@ class TokenHistory:
     [[6, 9], [1, 1]]
     """
 
-    __slots__ = ("_answer", "_seen")
+    __slots__ = ("_answer", "_emitted", "_prompt", "_seen")
 
     def __init__(self, prompt: Iterable[int] = (), answer: Iterable[int] = ()) -> None:
         self._seen = _Counts()
         self._answer = _Counts()
-        for token in prompt:
-            self._seen.add(token)
-        for token in answer:
-            self.append(token)
+        # Tokens that are not counted yet: most requests have no penalties, and never ask.
+        self._prompt: list[int] = list(prompt)
+        self._emitted: list[int] = list(answer)
 
     def append(self, token: int) -> None:
-        """One more token of the answer, in constant time."""
-        self._seen.add(token)
-        self._answer.add(token)
+        """One more token of the answer."""
+        self._emitted.append(token)
+
+    def _count(self) -> None:
+        for token in self._prompt:
+            self._seen.add(token)
+        for token in self._emitted:
+            self._seen.add(token)
+            self._answer.add(token)
+        self._prompt.clear()
+        self._emitted.clear()
 
     def seen(self, drafted: Sequence[int] = ()) -> Ids:
         """Distinct ids of prompt, answer and `drafted`. Read it at once: it may be a view of a growing array."""
+        self._count()
         return self._seen.view(drafted)[0]
 
     def answer(self, drafted: Sequence[int] = ()) -> tuple[Ids, Ids]:
         """Distinct ids of answer and `drafted`, and their counts. Read them at once, like `seen`."""
+        self._count()
         return self._answer.view(drafted)

@@ -42,10 +42,11 @@ class PromptProgress:
     total: int
     read: int
     seconds: float
+    cached: int = 0  # part of `read`
 
     def body(self) -> dict[str, Any]:
         """As llama.cpp tells it."""
-        return {"total": self.total, "cache": 0, "processed": self.read, "time_ms": self.seconds * 1000}
+        return {"total": self.total, "cache": self.cached, "processed": self.read, "time_ms": self.seconds * 1000}
 
 
 @dataclass(frozen=True, slots=True)

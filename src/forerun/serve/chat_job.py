@@ -90,6 +90,7 @@ class GenerationWish:
     logprobs: int | None = None  # None: none; 0: of the tokens chosen; k: of the k likeliest as well
     speculation: Speculation = field(default_factory=Speculation)
     output: OutputFormat | None = None
+    cache_salt: str = ""  # only prompts with the same one share what was computed for their beginnings
 
     @property
     def decodings(self) -> int:

@@ -32,11 +32,13 @@ class Run:
         choices: Sequence[Choice],
         warnings: Sequence[str] = (),
         prover: Prover | None = None,
+        each: int = 1,
     ) -> None:
+        """`each`: choices of one prompt, which stand together."""
         self.id, self.created, self.model = uuid.uuid4().hex, int(time.time()), model
         self.prompt_tokens, self.choices = prompt_tokens, choices
         self._warnings, self._prover = warnings, prover
-        self._failed = False
+        self._failed, self._each = False, each
 
     async def __aiter__(self) -> AsyncIterator[ChatEvent]:
         events = self.choices[0].events() if len(self.choices) == 1 else _merged(self.choices)
@@ -67,7 +69,14 @@ class Run:
             prompt=self.prompt_tokens,
             completion=sum(choice.progress.tokens for choice in self.choices),
             reasoning=sum(choice.reasoning_tokens for choice in self.choices),
+            cached=self._cached,
         )
+
+    @property
+    def _cached(self) -> int:
+        """Tokens of prompts that no choice has read. Choices of one prompt find what the first of them has read."""
+        found = [0 if choice.ended is None else choice.ended.response.cached_tokens for choice in self.choices]
+        return sum(min(found[first : first + self._each]) for first in range(0, len(found), self._each))
 
     def figures(self, began: float) -> dict[str, Any]:
         """For the log."""
@@ -86,7 +95,8 @@ class Run:
         }
 
     def _summary(self, ended: Sequence[Ended], proof: Proof | None) -> Summary:
-        return Summary(self.usage, statistics(ended, self.prompt_tokens, self._warnings, proof))
+        usage = self.usage
+        return Summary(usage, statistics(ended, usage.prompt, usage.cached, self._warnings, proof))
 
 
 async def start_run(
@@ -111,7 +121,7 @@ async def start_run(
     prover = None
     if plain:
         prover = Prover(models.engine, models.name, model.token_bytes, [one for _, one in work], plain)
-    run = Run(models.name, sum(len(prompt.ids) for prompt in prompts), choices, warnings, prover)
+    run = Run(models.name, sum(len(prompt.ids) for prompt in prompts), choices, warnings, prover, wish.n)
     note_answer(run)
     return run
 

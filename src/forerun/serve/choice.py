@@ -78,9 +78,11 @@ class Choice:
         async for item in self.answer:
             if isinstance(item, PromptRead):
                 if not told:
-                    yield PromptProgress(self._index, item.total, 0, 0.0)  # as llama.cpp tells it
+                    yield PromptProgress(
+                        self._index, item.total, item.cached, 0.0, item.cached
+                    )  # as llama.cpp tells it
                 told = True
-                yield PromptProgress(self._index, item.total, item.read, item.seconds)
+                yield PromptProgress(self._index, item.total, item.read, item.seconds, item.cached)
                 continue
             if not isinstance(item, Ended):
                 for delta in () if self._silenced else self._read(item):

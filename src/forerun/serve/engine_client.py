@@ -29,6 +29,7 @@ class PromptRead:
     read: int
     total: int
     seconds: float  # since it was begun
+    cached: int = 0  # part of `read`: they were in the cache
 
 
 @dataclass(frozen=True, slots=True)

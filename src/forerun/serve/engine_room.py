@@ -83,7 +83,7 @@ class EngineRoom:
             last = self._last(answer, sequence) if sequence.status is Status.FINISHED else None
             if emissions or last is not None or progress is not None:
                 batch.append((answer, emissions, last, progress))
-        self.blocked = bool(self.engine.scheduler.waiting)
+        self.blocked = bool(self.engine.scheduler.waiting) and not self.engine.scheduler.follows
         self.tally.round(round)
         self._hand_over(batch)
         if now - self._tidied > TIDY:
@@ -94,12 +94,14 @@ class EngineRoom:
         """How far its prompt has been read; a `PromptRead` where its request asks for that and there is more."""
         if answer.times.begun is None:
             answer.times.begun = sequence.admitted
+        cached = sequence.counters.cached
+        answer.read = max(answer.read, cached)
         read = min(max(answer.read, sequence.cache.length), sequence.prompt_length)
         more, answer.read = read - answer.read, read
         round.read += more
         if not more or not answer.work.progress:
             return None
-        return PromptRead(read, sequence.prompt_length, round.began - (answer.times.begun or round.began))
+        return PromptRead(read, sequence.prompt_length, round.began - (answer.times.begun or round.began), cached)
 
     def _count(self, answer: LocalAnswer, sequence: Running, emissions: list[Emission], round: Bin) -> None:
         answer.texts += [emission.text for emission in emissions]

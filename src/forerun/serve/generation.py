@@ -20,6 +20,7 @@ from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.model_service import LoadedModel
 from forerun.serve.parsing.pieces import AnswerParser, PlainText
 from forerun.serve.request_log import current_id
+from forerun.serve.security import callers_salt
 from forerun.serve.settings import ServeSettings
 from forerun.text.answer import AnswerText
 
@@ -119,6 +120,7 @@ def _request(model: LoadedModel, wish: GenerationWish, prompt: PromptToRun, samp
         logprobs=wish.logprobs,
         prompt_logprobs=prompt.logprobs,
         media=prompt.media,
+        cache_salt=callers_salt(wish.cache_salt),
     )
 
 

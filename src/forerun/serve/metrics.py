@@ -18,6 +18,8 @@ LABELS = ("model_name",)
 
 COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
     "prompt_tokens": ("Prompt tokens read.", lambda t: t.prompt_tokens),
+    "prefix_cache_queries": ("Prompt tokens that were looked up in the cache.", lambda t: t.queried),
+    "prefix_cache_hits": ("Prompt tokens that the cache had.", lambda t: t.cached),
     "generation_tokens": ("Tokens generated.", lambda t: t.generated),
     "spec_decode_num_drafts": ("Rounds that had drafts.", lambda t: t.drafts),
     "spec_decode_num_draft_tokens": ("Tokens drafted.", lambda t: t.drafted),

@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Collection
+from contextvars import ContextVar
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
@@ -19,6 +20,8 @@ from forerun.serve.settings import ServeSettings
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARDS = frozenset({"0.0.0.0", "::"})
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 32 << 10
+# The key that the request being served came with: whoever has another one learns nothing of what it asks.
+CALLER: ContextVar[bytes] = ContextVar("caller", default=b"")
 HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:@/\[\]]+))(?::[0-9]{0,5})?")
 EXPOSED = "X-Request-Id, X-Forerun-Warning, Retry-After"
 
@@ -48,7 +51,7 @@ class Guard:
                 if scope["method"] == "OPTIONS":
                     await _preflight(scope)(scope, receive, send)
                     return
-            self._check_key(scope)
+            CALLER.set(self._checked_key(scope))
         except ApiError as error:
             await error_response(scope, error)(scope, receive, send)
             return
@@ -71,11 +74,12 @@ class Guard:
         """A page on another name that points here must not get in. With an address for a name, it is our own page."""
         return name in self._hosts or "*" in self._hosts or (self._any_address and _is_address(name))
 
-    def _check_key(self, scope: Scope) -> None:
-        if self._key is None or scope["path"] in self._open_paths:
-            return
+    def _checked_key(self, scope: Scope) -> bytes:
+        """What it came with, where keys do not count or an address is open too."""
         scheme, _, token = _only(scope, b"authorization").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else _only(scope, b"x-api-key")
+        if self._key is None or scope["path"] in self._open_paths:
+            return given.encode("latin-1")
         if not hmac.compare_digest(_digest(given.encode("latin-1")), self._key):
             raise ApiError(
                 401,
@@ -83,6 +87,13 @@ class Guard:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        return given.encode("latin-1")
+
+
+def callers_salt(wanted: str) -> str:
+    """What keeps the cached texts of whoever asks apart from those of others. `wanted`: of the request."""
+    caller = CALLER.get()
+    return f"{_digest(caller).hex() if caller else ''} {wanted}" if caller or wanted else ""
 
 
 def _digest(key: bytes) -> bytes:

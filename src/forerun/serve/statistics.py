@@ -11,15 +11,18 @@ from forerun.serve.engine_client import Ended
 
 
 def statistics(
-    ended: Sequence[Ended], prompt_tokens: int, warnings: Sequence[str], proof: Proof | None = None
+    ended: Sequence[Ended], prompt_tokens: int, cached: int, warnings: Sequence[str], proof: Proof | None = None
 ) -> dict[str, Any]:
-    """Of all choices of one request together; choices of the same prompt share its tokens."""
+    """Of all choices of one request together; choices of the same prompt share its tokens.
+
+    `cached`: part of `prompt_tokens`, read by none of them.
+    """
     responses = [end.response for end in ended]
     if not responses:
         return {}
     return {
         "metrics": {"speculative_decoding": _speculative_decoding(responses)},
-        "timings": _timings(responses, prompt_tokens),
+        "timings": _timings(responses, prompt_tokens - cached, cached),
         "forerun": _own(ended, warnings) | ({} if proof is None else {"proof": proof.to_dict()}),
     }
 
@@ -47,15 +50,15 @@ def _histogram(responses: Sequence[Response], steps: int) -> list[int]:
     return [more - less for more, less in zip(at_least, [*at_least[1:], 0], strict=True)] if steps else []
 
 
-def _timings(responses: Sequence[Response], prompt: int) -> dict[str, Any]:
-    """Choices run side by side: the longest of each time, the sum of each count."""
+def _timings(responses: Sequence[Response], prompt: int, cached: int) -> dict[str, Any]:
+    """Choices run side by side: the longest of each time, the sum of each count. `prompt`: tokens that were read."""
     predicted = sum(r.completion_tokens for r in responses)
     prompt_seconds = max(r.seconds.get("prefill", 0.0) for r in responses)
     seconds = max(r.seconds.get("decode", 0.0) for r in responses)
     rate = sum(r.tokens_per_second for r in responses)
     return {
         "prompt_n": prompt,
-        "cache_n": 0,  # a prefix cache comes later
+        "cache_n": cached,
         "prompt_ms": prompt_seconds * 1000,
         "prompt_per_token_ms": prompt_seconds * 1000 / prompt if prompt else 0.0,
         "prompt_per_second": prompt / prompt_seconds if prompt_seconds else 0.0,

@@ -76,6 +76,8 @@ class Totals:
     arms: Counter[str] = field(default_factory=Counter)  # rounds of each
     accepted_at: Counter[int] = field(default_factory=Counter)  # by position of the draft
     prompt_tokens: int = 0
+    queried: int = 0  # tokens of prompts that were looked up in the cache, and those found
+    cached: int = 0
     generated: int = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -91,6 +93,8 @@ class Totals:
             self.drafts += use.rounds if arm != "plain" else 0
         for position, (_, accepted) in enumerate(list(counters.per_position)):
             self.accepted_at[position] += accepted
+        self.queried += counters.queried
+        self.cached += counters.cached
         self.generated += len(sequence.tokens) - sequence.prompt_length
         if len(sequence.tokens) > sequence.prompt_length:
             self.prompt_tokens += sequence.prompt_length
@@ -106,6 +110,8 @@ class Totals:
         self.arms.update(other.arms)
         self.accepted_at.update(other.accepted_at)
         self.prompt_tokens += other.prompt_tokens
+        self.queried += other.queried
+        self.cached += other.cached
         self.generated += other.generated
 
     def copy(self) -> Totals:

@@ -51,7 +51,7 @@ class Bench:
     """Our engine and transformers (float32) on the same weights."""
 
     def __init__(self, name: str = "smollm2") -> None:
-        self.model: LanguageModel = forerun.load(name)
+        self.model: LanguageModel = forerun.load(name, prefix_cache=False)
         self.peer = TransformersPeer(name, self.model)
         texts = tomllib.loads(files("forerun").joinpath("data/workloads/engine.toml").read_text(encoding="utf-8"))
         passage = texts["passage"]
@@ -118,7 +118,7 @@ class Bench:
         return best
 
     def warm_up(self) -> None:
-        """Everybody once, unmeasured."""
+        """Each once, unmeasured."""
         self.our_prefill()
         self.their_prefill()
         self.ours(self.edit, "lookup", 16)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.http_load import parse_clients
+from forerun.bench.load import parse_clients
 from forerun.errors import ForerunError
 from forerun.fleet.routing import BLOCK, POLICIES, ByPrefix, Chooser, Route, make_chooser
 from forerun.tables import output_console, print_table, unnamed_columns

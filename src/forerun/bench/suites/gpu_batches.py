@@ -37,7 +37,10 @@ def run(engine: Engine, prompts: list[tuple[int, ...]], depth: int) -> tuple[flo
     while any(sequence.status is not Status.PAUSED for sequence in sequences):
         engine.step()
         for sequence in sequences:
-            engine.pause(sequence)  # whoever has read its prompt: the first would be done before the last begins
+            if sequence.status is Status.RUNNING:
+                engine.pause(
+                    sequence
+                )  # until all have read their prompts: the first would be done before the last begins
     for sequence in sequences:
         engine.unpause(sequence)
     engine.step()
@@ -89,7 +92,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def measure(options: Namespace) -> dict[int, Any]:
     """One batch size after the other."""
-    model = load_model(options.model, device="cuda", max_context=8192)
+    model = load_model(options.model, device="cuda", max_context=8192, prefix_cache=False)
     everyday = [question.prompt for question in read_evaluation(None) if question.collection == EVERYDAY]
     prompts = [tuple(encode_prompt(model.tokenizer, prompt)) for prompt in everyday]
     with torch.inference_mode():

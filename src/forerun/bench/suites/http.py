@@ -11,20 +11,24 @@ from functools import partial
 from typing import Any
 
 from forerun.bench.compared_server import ComparedServer
-from forerun.bench.http_load import (
-    ARMS,
+from forerun.bench.http_load import HttpTarget
+from forerun.bench.load import (
+    JOBS_PER_CLIENT,
+    LEAST_JOBS,
+    OFF,
+    ClosedLoop,
     Job,
+    Jobs,
     LoadCell,
-    ask,
-    closed_loop,
-    compare,
-    make_jobs,
+    Run,
     parse_clients,
     to_data,
 )
 from forerun.bench.statistics import Interval, median
 from forerun.bench.workloads import load_workloads
 from forerun.weights.find import find
+
+ARMS = (OFF, "auto")
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -40,60 +44,59 @@ def measure(options: Namespace) -> dict[str, Any]:
     find(options.model)
     cells: list[LoadCell] = []
     results: list[dict[str, Any]] = []
+    everything = Jobs(load_workloads())
     with ComparedServer(options.model) as server:
+        target = asyncio.run(HttpTarget.find(server.address))
         for clients in numbers:
-            jobs = make_jobs(load_workloads(), 0.0, clients, full=False)
-            row = {arm: LoadCell(clients, arm, 0.0) for arm in ARMS}
+            jobs = everything.take(max(LEAST_JOBS, JOBS_PER_CLIENT * clients), 0.0)
+            row = {arm: LoadCell(ClosedLoop(clients), arm, 0.0) for arm in ARMS}
             alone: dict[str, list[float]] = defaultdict(list)
             beside: dict[str, list[float]] = defaultdict(list)
-            texts: dict[str, str] = {}
-            warm_up(server, jobs[0])
+            same = dict.fromkeys(ARMS, True)
+            for arm in ARMS:  # both once, unmeasured
+                server.engine_turn(jobs[:1], 1, arm)
+                run_server(server, target, jobs[:1], 1, arm)
             for turn in range(options.turns):
+                runs: dict[str, Run] = {}
                 for arm in ARMS if turn % 2 == 0 else reversed(ARMS):
-                    rate, said = server.engine_turn(jobs, clients, arm)
+                    rate, texts = server.engine_turn(jobs, clients, arm)
+                    runs[arm], taken = run_server(server, target, jobs, clients, arm)
                     alone[arm].append(rate)
-                    texts |= said
-                    beside[arm].append(run_server(server, jobs, clients, row[arm]))
-            compare(row)
+                    beside[arm].append(taken)
+                    same[arm] &= texts == [answer.text for answer in runs[arm].answers]
+                for arm, cell in row.items():
+                    cell.add(runs[arm], runs[OFF])
             cells += row.values()
-            for arm, cell in row.items():
-                same = all(answer.text == texts[name] for name, answer in cell.answers)
-                results.append(result(cell, alone[arm], beside[arm], same))
+            results += [result(cell, alone[arm], beside[arm], same[arm]) for arm, cell in row.items()]
     for line in results:
         print(report_line(line))
     return {"overhead": results, "served": to_data(cells)}
 
 
-def warm_up(server: ComparedServer, job: Job) -> None:
-    """Both once, unmeasured."""
-    for arm in ARMS:
-        server.engine_turn([job], 1, arm)
-        asyncio.run(ask(server.address, job, arm))
-
-
-def run_server(server: ComparedServer, jobs: Sequence[Job], clients: int, cell: LoadCell) -> float:
-    """One turn through HTTP. Gives the share of a core that the event loop and the clients took beside the engine."""
+def run_server(
+    server: ComparedServer, target: HttpTarget, jobs: Sequence[Job], clients: int, arm: str
+) -> tuple[Run, float]:
+    """One turn through HTTP, and the share of a core that the event loop and the clients took beside the engine."""
     before = server.loop_seconds() + time.process_time()
-    answers, seconds = asyncio.run(closed_loop(jobs, clients, partial(ask, server.address, arm=cell.arm)))
-    taken = server.loop_seconds() + time.process_time() - before
-    cell.add(answers, seconds)
-    return taken / seconds
+    run = asyncio.run(ClosedLoop(clients).run(jobs, partial(target.answer, arm=arm)))
+    return run, (server.loop_seconds() + time.process_time() - before) / run.seconds
 
 
 def result(cell: LoadCell, alone: Sequence[float], beside: Sequence[float], same: bool) -> dict[str, Any]:
     """Rates of both, and the overhead turn by turn; none where a text differs."""
+    assert isinstance(cell.load, ClosedLoop)
     overhead: Interval | None = None
     if same:
-        overhead = median([1 - served / engine for served, engine in zip(cell.rates, alone, strict=True)])
+        overhead = median([1 - served / engine for served, engine in zip(cell.speeds, alone, strict=True)])
     return {
-        "clients": cell.clients,
+        "clients": cell.load.clients,
         "arm": cell.arm,
         "engine_tokens_per_second": median(alone).value,
         "served_tokens_per_second": cell.tokens_per_second,
         "overhead": None if overhead is None else overhead.value,
         "interval": None if overhead is None else [overhead.low, overhead.high],
         "core_share": median(beside).value,
-        "auto_over_off": None if cell.ratio is None else cell.ratio.value,
+        "auto_over_off": None if cell.arm == OFF or cell.ratio is None else cell.ratio[0],
         "same_texts": same,
     }
 

@@ -88,7 +88,7 @@ def measure(options: Namespace) -> dict[str, Any]:
         collections.setdefault(question.collection, []).append(question)
     if options.sample:
         collections = {name: some[:: max(1, len(some) // options.sample)] for name, some in collections.items()}
-    model = forerun.load("smollm2", head=options.head or "auto")
+    model = forerun.load("smollm2", head=options.head or "auto", prefix_cache=False)
     figures: dict[str, Any] = {}
     for collection, questions in collections.items():
         for temperature in (0.0, 0.8):

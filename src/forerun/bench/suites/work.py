@@ -43,7 +43,8 @@ def run_bench(
     chosen = load_workloads(workloads)
     if not full:
         chosen = [workload.sample(PAIRS) for workload in chosen]
-    loaded = forerun.load(model, progress=progress, **loading)
+    # Arms take turns at the same prompts: each reads them as if nobody had before.
+    loaded = forerun.load(model, progress=progress, **{**loading, "prefix_cache": False})
     for workload in chosen:
         check_prompts(loaded, workload)
     others = [PEERS[name](model, loaded) for name in peers]

@@ -54,8 +54,6 @@ class Place:
 class CpuKernels(RecurrentCpu):
     """float32 activations; weights in the format they are stored in, floats rounded to blocks of 8 bits on request."""
 
-    one_kind_of_row = True
-
     def __init__(self, quantize: bool) -> None:
         self.quantize = quantize
         self.library = library()
@@ -195,12 +193,12 @@ class CpuKernels(RecurrentCpu):
 
     # ---- products
 
-    def linear(self, x: Tensor, matrix: Matrix, prefill: bool = False) -> Tensor:  # noqa: ARG002
+    def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
         out = self._product(x, matrix)
         self._done()
         return out
 
-    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor, prefill: bool = False) -> Tensor:  # noqa: ARG002
+    def add_linear(self, x: Tensor, matrix: Matrix, before: Tensor) -> Tensor:
         out = self._product(x, matrix, before)
         self._done()
         return out
@@ -209,14 +207,13 @@ class CpuKernels(RecurrentCpu):
         self,
         x: Tensor,
         matrix: Matrix,
-        prefill: bool = False,  # noqa: ARG002
         activation: Activation = "silu",
     ) -> Tensor:
         inner = self._product(x, matrix)
         half = matrix.shape[0] // 2
         return self._gated(inner[:, :half], inner[:, half:], activation)
 
-    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor, prefill: bool = False) -> Tensor:  # noqa: ARG002
+    def gate_linear(self, x: Tensor, matrix: Matrix, own: Tensor) -> Tensor:
         return self._gated(self._product(x, matrix), own, "gelu_tanh")
 
     def _gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
@@ -373,7 +370,6 @@ class CpuKernels(RecurrentCpu):
         spec: AttentionSpec,
         rows: PassRows,
         layer: LayerPages,
-        prefill: bool = False,  # noqa: ARG002
     ) -> Tensor:
         layout, kv_heads = spec.layout, layer.keys.shape[1]
         shared = layout.heads // kv_heads

@@ -197,15 +197,12 @@ class Recorder(CpuKernels):
         layer: int,
         convolution: Tensor,
         decay: Decay,
-        prefill: bool,
     ) -> Any:
         out = self.rows(layout.values)
 
         def run(batch: Any) -> None:
             n = len(batch.tokens)
-            found = self.kernels.recurrence(
-                x.view(n), gates.view(n), layout, batch.rows, layer, convolution, decay, prefill
-            )
+            found = self.kernels.recurrence(x.view(n), gates.view(n), layout, batch.rows, layer, convolution, decay)
             out.view(n).copy_(found)
 
         self._step(run)
@@ -236,14 +233,13 @@ class Recorder(CpuKernels):
         ids: Any,
         weights: Any,
         experts: Experts,
-        prefill: bool,
         activation: Activation = "silu",
     ) -> Any:
         out = self._new(x, x.shape[1])
 
         def run(batch: Any) -> None:
             n = len(batch.tokens)
-            out.view(n).copy_(self.kernels.experts(x.view(n), ids.value, weights.value, experts, prefill, activation))
+            out.view(n).copy_(self.kernels.experts(x.view(n), ids.value, weights.value, experts, activation))
 
         self._step(run)
         return out

@@ -33,7 +33,6 @@ class RecurrentCpu(Composed):
         rows: PassRows,
         layer: int,
         decay: Decay,
-        prefill: bool,  # noqa: ARG002 - the sequential routine is fast enough here
     ) -> Tensor:
         out = torch.empty(len(mixed), layout.values)
         queries = np.empty((len(mixed), layout.key_column), np.float32)
@@ -60,7 +59,7 @@ class RecurrentCpu(Composed):
         return ids, weights if scale is None else weights * scale[ids]
 
     def experts(
-        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, prefill: bool, activation: Activation = "silu"
+        self, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts, activation: Activation = "silu"
     ) -> Tensor:
         assert isinstance(experts, list)
         out = torch.zeros_like(x)
@@ -68,8 +67,8 @@ class RecurrentCpu(Composed):
         for number in np.unique(chosen):  # ascending: a row's parts are added in the same order in every pass
             rows, places = np.nonzero(chosen == number)
             expert = experts[number]
-            inner = self.activate(self.linear(x[torch.from_numpy(rows)], expert.gate_up, prefill), activation)
-            part = self.linear(inner, expert.down, prefill)
+            inner = self.activate(self.linear(x[torch.from_numpy(rows)], expert.gate_up), activation)
+            part = self.linear(inner, expert.down)
             compiled.add_rows(part.numpy(), rows, factors[rows, places], target)
         return out
 

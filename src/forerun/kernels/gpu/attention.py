@@ -1,12 +1,21 @@
-"""Attention of a decode pass over pages, in one launch.
+"""Attention over pages for all rows of a pass. A row has the same bits in both forms, beside whatever other rows.
 
-A sequence's rows · query heads of one key head are the rows of tiles of 16. Keys are split: split s takes the blocks s,
-s + SPLITS, s + 2 · SPLITS, … in key order, with a running maximum, and leaves its result in scratch; the last program
-of a tile to finish merges the splits in ascending order. Neither the blocks nor the splits nor the order depend on
-anything but the model's shape; a block that a row does not see changes no bit of it, so blocks may be skipped.
+A row of a tile is a row of the pass with one of the query heads that share a key head. Keys are cut in groups whose
+borders depend on positions alone. Inside a group blocks of keys follow each other with a running maximum; groups are
+merged in key order by one formula, `_add_group`. What generated rows see is read by many programs, a group each, whose
+results wait in scratch for the last of them, which merges; a tile of a prompt's rows is one program that keeps two
+results in registers, that of its group and that of all groups before. Both add blocks with `_add_block`.
+
+What makes the forms agree to the bit:
+- Blocks of keys are the same size in both, so a product adds in the same order; only the number of its rows differs.
+- The weights of a block are summed by a product with ones. A sum of Triton's own follows the layout of the registers,
+  which is another one for tiles of another height. A maximum has the same bits in any order.
+- No multiplication is joined with an addition but where `fma` says so: the compiler would join what it likes.
+- A block or a group that a row does not see changes no bit of it, so a tile may read what only some of its rows see.
 """
 
 import math
+from functools import cache
 
 import torch
 import triton
@@ -15,28 +24,64 @@ from torch import Tensor
 
 from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
-from forerun.kernels.interface import AttentionSpec, LayerPages, PassRows
+from forerun.kernels.interface import CHUNK_ROWS, WIDEST, AttentionSpec, LayerPages, PassRows, RowTables
 
-TILE = 16  # rows of a product: the least that tensor cores take
+# Borders of groups. Later groups are longer: that bounds the scratch and what the last program of a tile has to merge.
+NEAR_KEYS = 256  # of a group that ends at FAR or before
+FAR = 8192  # a multiple of both lengths
+FAR_KEYS = 1024  # of a group behind FAR
+
 LONGEST_BLOCK = 64  # keys
-BLOCK_AREA = 8192  # keys · padded head size of a block, at most: the blocks of large heads are shorter
-MERGED = 1024  # splits · padded head size that are read at once in a merge: what fits into registers
-FEW = 2  # splits that are read at once where no more are left: short contexts have few
-PROGRAMS = 128  # for each tile, about as many as a GPU has multiprocessors
+BLOCK_BYTES = 16 * 1024  # of a block's keys, at most: the blocks of large heads are shorter
+ONES = 16  # columns of the product that sums weights: the fewest that tensor cores take
+
+TILE = 16  # rows of a tile of generated rows: the fewest that tensor cores take
+PROGRAMS = 1024  # of the launch for generated rows, about: a few for each multiprocessor of a large GPU
+MOST_SPLITS = 64  # programs for one tile
+LEAST_SPLITS = 4  # where there are many tiles: one of them may have a long context
+MERGED = 1024  # groups · padded head size that are read at once in a merge: what fits into registers
+WARPS = 4  # of a program for generated rows; twice as many for heads over 128
+STAGES = 7  # of the loop over blocks: half of them for page numbers, half for keys and values on their way
+
+PROMPT_TILE = 128  # rows of a tile of a prompt's rows, at most
+PROMPT_BYTES = 32 * 1024  # of such a tile's queries, at most: two results of that shape fit into registers
+PROMPT_WARPS = 8
+PROMPT_STAGES = 5
+
+ROOMY = 160 * 1024  # bytes of shared memory for one program; GPUs with less get fewer stages and smaller tiles
 LOG2_E = math.log2(math.e)
 
 
 @triton.jit
-def _read_block(
+def _group_of(key, NEAR_KEYS: tl.constexpr, FAR: tl.constexpr, FAR_KEYS: tl.constexpr):
+    return tl.minimum(key, FAR) // NEAR_KEYS + tl.maximum(key - FAR, 0) // FAR_KEYS
+
+
+@triton.jit
+def _start_of(group, NEAR_KEYS: tl.constexpr, FAR: tl.constexpr, FAR_KEYS: tl.constexpr):
+    """The first key of a group."""
+    near: tl.constexpr = FAR // NEAR_KEYS
+    return tl.minimum(group, near) * NEAR_KEYS + tl.maximum(group - near, 0) * FAR_KEYS
+
+
+@triton.jit
+def _add_block(
     query,  # [TILE, PADDED]
+    ones,  # [BLOCK, ONES]
     at,  # [TILE] the rows' positions, -1 for rows that are not
+    low,  # [TILE] first and last position of the rows' pictures; None without any
+    high,
     block,
-    newest,  # position of the tile's last row
+    oldest,  # position of the tile's first row, and of its last one
+    newest,
+    lowest,  # the first key that any row of the tile sees, and the last one
+    highest,
+    earliest,  # the first key that a row may see; None: all may
     keys,  # of the block's page and key head, as values
     values,
-    peak,
-    total,
-    acc,
+    peak,  # [TILE]
+    total,  # [TILE, ONES] all columns alike
+    acc,  # [TILE, PADDED]
     scale,
     SIZE: tl.constexpr,
     PAGE: tl.constexpr,
@@ -44,257 +89,473 @@ def _read_block(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
-    """Peak [TILE], total [TILE] and weighted values [TILE, PADDED] after one more block of keys."""
+    """Peak, sum of weights and weighted values of a group after one more block of its keys."""
     column = tl.arange(0, query.shape[1])
-    key = block * BLOCK + tl.arange(0, BLOCK)
-    slot = key % PAGE
-    inside = column < SIZE
+    start = block * BLOCK
+    key = start + tl.arange(0, BLOCK)
+    slot = tl.multiple_of(start % PAGE, BLOCK) + tl.arange(0, BLOCK)
     # What lies in slots past the rows is masked as a score, but a value of weight 0 must not be NaN.
-    key_block = tl.load(keys + column[:, None] * PAGE + slot[None, :], mask=inside[:, None], other=0.0)
-    written = (key <= newest)[:, None] & inside[None, :]
-    value_block = tl.load(values + slot[:, None] * SIZE + column[None, :], mask=written, other=0.0)
-    score = tl.dot(query, key_block, input_precision="ieee") * scale  # [TILE, BLOCK], base 2
+    written = key <= highest
+    if earliest is not None:
+        written = written & (key >= lowest)
+    if query.shape[1] == SIZE:
+        key_block = tl.load(keys + column[:, None] * PAGE + slot[None, :])
+        value_block = tl.load(values + slot[:, None] * SIZE + column[None, :], mask=written[:, None], other=0.0)
+    else:
+        inside = column < SIZE
+        key_block = tl.load(keys + column[:, None] * PAGE + slot[None, :], mask=inside[:, None], other=0.0)
+        known = written[:, None] & inside[None, :]
+        value_block = tl.load(values + slot[:, None] * SIZE + column[None, :], mask=known, other=0.0)
+    score = tl.dot(query, key_block, input_precision="ieee")  # [TILE, BLOCK]
     if SOFTCAP > 0:
-        score = SOFTCAP * (1.0 - 2.0 / (tl.exp2(score * (2.8853900817779268 / SOFTCAP)) + 1.0))  # tanh, 2 · log2(e)
-    seen = key[None, :] <= at[:, None]
+        score = SOFTCAP * (1.0 - 2.0 / (tl.exp2(score * (scale * (2.8853900817779268 / SOFTCAP))) + 1.0))  # tanh
+    whole = start + (BLOCK - 1) <= oldest  # do all rows see the whole block?
     if WINDOW > 0:
-        seen = seen & (key[None, :] > at[:, None] - WINDOW)
-    score = tl.where(seen, score, float("-inf"))
-    higher = tl.maximum(peak, tl.max(score, axis=1))
+        whole = whole & (start > newest - WINDOW)
+    if earliest is not None:
+        whole = whole & (start >= earliest)
+    if not whole:
+        seen = key[None, :] <= at[:, None]
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > at[:, None] - WINDOW)
+        if low is not None:
+            seen = seen | ((key[None, :] >= low[:, None]) & (key[None, :] <= high[:, None]))
+        if earliest is not None:
+            seen = seen & (key >= earliest)[None, :]
+        score = tl.where(seen, score, float("-inf"))
+    best = tl.max(score, axis=1)
+    if SOFTCAP == 0:
+        best = best * scale  # to base 2
+    higher = tl.maximum(peak, best)
     level = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that has seen nothing yet
-    fade = tl.exp2(peak - level)
-    weight = tl.exp2(score - level[:, None])
-    total = total * fade + tl.sum(weight, axis=1)
-    acc = tl.dot(weight.to(value_block.dtype), value_block, acc * fade[:, None], input_precision="ieee")
+    fade = tl.exp2(peak - level)  # exactly 1 where no score is higher than those before
+    if SOFTCAP > 0:
+        weight = tl.exp2(score - level[:, None])
+    else:
+        minus = tl.broadcast_to(-level[:, None], score.shape)
+        weight = tl.exp2(tl.fma(score, tl.full(score.shape, scale, tl.float32), minus))
+    weight = weight.to(value_block.dtype)
+    total = tl.dot(weight, ones, total * fade[:, None], input_precision="ieee")
+    acc = tl.dot(weight, value_block, acc * fade[:, None], input_precision="ieee")
     return higher, total, acc
 
 
 @triton.jit
-def _add_splits(
-    acc,  # [TILE, PADDED]
-    start,  # the first of COUNT splits
-    row,
-    real,
-    first,
-    last,
-    partial,
-    peaks,
-    level,  # [TILE], as whole
-    whole,
-    SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TILE: tl.constexpr,
-    COUNT: tl.constexpr,
+def _add_group(
+    whole_peak,  # [TILE], as peak
+    whole_total,  # [TILE, any number of columns], as total
+    whole,  # [TILE, PADDED], as acc
+    peak,
+    total,
+    acc,
 ):
-    """The weighted results of splits are added in ascending order; those without keys add exactly nothing."""
-    column = tl.arange(0, acc.shape[1])
-    for offset in tl.static_range(COUNT):
-        one = start + offset
-        mine = real & (last - (last + SPLITS - one) % SPLITS >= first)
-        part_peak = tl.load(peaks + one * TILE + row, mask=mine, other=float("-inf"), cache_modifier=".cg")
-        part = tl.load(
-            partial + (one * TILE + row)[:, None] * acc.shape[1] + column[None, :],
-            mask=mine[:, None] & (column < SIZE)[None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        acc += (tl.exp2(part_peak - level) / whole)[:, None] * part
-    return acc
+    """What a row has of all groups so far after one more. A group that the row does not see changes nothing."""
+    higher = tl.maximum(whole_peak, peak)
+    level = tl.where(higher == float("-inf"), 0.0, higher)
+    fade = tl.exp2(whole_peak - level)[:, None]  # exactly 1 where the group has no higher peak
+    share = tl.exp2(peak - level)[:, None]  # exactly 0 where the row sees nothing of the group
+    whole_total = tl.fma(total, tl.broadcast_to(share, total.shape), whole_total * fade)
+    whole = tl.fma(acc, tl.broadcast_to(share, acc.shape), whole * fade)
+    return higher, whole_total, whole
 
 
 @triton.jit
-def _merge(
-    row,  # [TILE]
-    real,  # [TILE] rows that are
-    first,  # block that the tile sees, as last
-    last,
-    partial,  # of the tile, as peaks and sums
-    peaks,
-    sums,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TILE: tl.constexpr,
-    MANY: tl.constexpr,
-    FEW: tl.constexpr,
-):
-    """The attention of a tile [TILE, PADDED]: splits in ascending order, MANY at once and the rest FEW at once."""
-    split = tl.arange(0, SPLITS)
-    used = real[:, None] & (last - (last + SPLITS - split) % SPLITS >= first)[None, :]  # is its last block seen?
-    place = split[None, :] * TILE + row[:, None]
-    peak = tl.load(peaks + place, mask=used, other=float("-inf"), cache_modifier=".cg")  # [TILE, SPLITS]
-    total = tl.load(sums + place, mask=used, other=0.0, cache_modifier=".cg")
-    level = tl.where(real, tl.max(peak, axis=1), 0.0)
-    whole = tl.where(real, tl.sum(tl.exp2(peak - level[:, None]) * total, axis=1), 1.0)
-    acc = tl.zeros((TILE, PADDED), tl.float32)
-    count = tl.minimum(last + 1, SPLITS)  # where there are fewer blocks than splits, those past the last have none
-    bulk = count // MANY * MANY
-    for start in range(0, bulk, MANY):
-        acc = _add_splits(
-            acc, start, row, real, first, last, partial, peaks, level, whole, SIZE, SPLITS, TILE, MANY
-        )  # fmt: skip
-    for start in range(bulk, count, FEW):
-        acc = _add_splits(
-            acc, start, row, real, first, last, partial, peaks, level, whole, SIZE, SPLITS, TILE, FEW
-        )  # fmt: skip
-    return acc
+def _write(out, pass_row, head, real, total, whole, HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """The weighted mean of the values; total [TILE, any number of columns, all alike]."""
+    column = tl.arange(0, PADDED)
+    place = (pass_row * HEADS + head) * SIZE
+    divisor = tl.where(real, tl.max(total, axis=1), 1.0)
+    known = real[:, None] & (column < SIZE)[None, :]
+    result = whole / divisor[:, None]
+    tl.store(out + place[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _sight(begin, tile, rows, earliest, SHARED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """Positions of a tile's first and last row, and the first key that any of them sees but for pictures."""
+    oldest = begin + tile * TILE // SHARED
+    newest = begin + tl.minimum((tile * TILE + TILE - 1) // SHARED, rows - 1)
+    lowest = begin * 0
+    if WINDOW > 0:
+        lowest = tl.maximum(oldest - (WINDOW - 1), 0)
+    if earliest is not None:
+        lowest = tl.maximum(lowest, earliest)
+    return oldest, newest, lowest
 
 
 @triton.jit(
-    do_not_specialize=["width", "table_stride", "table_columns"],
-    do_not_specialize_on_alignment=["position", "table", "counters"],
+    do_not_specialize=["table_stride", "tile_lanes", "splits", "most_groups"],
+    do_not_specialize_on_alignment=["turns", "at", "table", "first", "counters"],
 )
-def _attend(
+def _attend_turns(
     qkv,
     keys,
     values,
-    position,
+    turns,
+    at,
     table,
+    first,
     out,
-    partial,  # [sequences, tiles · kv heads, SPLITS, TILE, PADDED] float32
-    peaks,  # [sequences, tiles · kv heads, SPLITS, TILE] float32, as sums
-    sums,
+    partial,  # [rows, heads, most_groups, PADDED] float32
+    peaks,  # [rows, heads, most_groups] float32, as totals
+    totals,
     counters,
-    width,
     table_stride,
-    table_columns,
+    tile_lanes,  # tiles of a turn that have programs of their own
+    splits,
+    most_groups,  # that a tile sees
     qkv_stride,
     key_stride,
     value_stride,
     scale,
     KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    SHARED: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
     TILE: tl.constexpr,
-    MANY: tl.constexpr,
-    FEW: tl.constexpr,
+    TILES: tl.constexpr,  # of the widest turn
+    ONES: tl.constexpr,
+    MERGED: tl.constexpr,  # groups that are read at once
+    NEAR_KEYS: tl.constexpr,
+    FAR: tl.constexpr,
+    FAR_KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
-    """One split of one tile."""
-    split = tl.program_id(0)
-    lane = tl.program_id(1)
-    sequence = tl.program_id(2)
+    """Some groups of a tile, or of several one after another: every `splits`-th group of every `tile_lanes`-th tile."""
+    lane = tl.program_id(0)
+    turn = tl.program_id(1)
+    split = tl.program_id(2)  # programs start in the order of their numbers: those without a group come last
     kv_head = lane % KV_HEADS
-    first_row = lane // KV_HEADS * TILE  # of the sequence's width · GROUP
-    begin = tl.load(position + sequence)
-    rows = tl.minimum(width * GROUP - first_row, TILE)
-    newest = begin + (first_row + rows - 1) // GROUP
-    last = newest // BLOCK
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(begin + first_row // GROUP - (WINDOW - 1), 0) // BLOCK
-    start = first + (split + SPLITS - first % SPLITS) % SPLITS
-    # Without a window this load does not wait for `begin`. Both are older than the kernel before, which may still run.
-    pages = table + sequence.to(tl.int64) * table_stride
-    page = tl.load(pages + tl.minimum(start * BLOCK // PAGE, table_columns - 1)).to(tl.int64)
+    # All this is older than the kernel before, which may still run.
+    first_row = tl.load(turns + turn * 3)
+    rows = tl.load(turns + turn * 3 + 1)
+    owner = tl.load(turns + turn * 3 + 2)
+    begin = tl.load(at + first_row)
+    pages = table + owner.to(tl.int64) * table_stride
+    earliest = None
+    if first is not None:
+        earliest = tl.load(first + owner)
+    tile = lane // KV_HEADS
     after_previous()
 
-    if start > last:
-        return  # this split has no block: nobody waits for it
-    splits = tl.minimum(last - first + 1, SPLITS)  # that have one
-    own = sequence * tl.num_programs(1) + lane
-    tile_sums = own.to(tl.int64) * (SPLITS * TILE)
-    tile_partial = tile_sums * PADDED
     column = tl.arange(0, PADDED)
     row = tl.arange(0, TILE)
-    real = row < rows
-    known = real[:, None] & (column < SIZE)[None, :]
-    at = tl.where(real, begin + (first_row + row) // GROUP, -1)
-    pass_row = sequence.to(tl.int64) * width + (first_row + row) // GROUP
-    head = kv_head * GROUP + (first_row + row) % GROUP
+    ones = tl.full([BLOCK, ONES], 1.0, qkv.dtype.element_ty)
+    while tile * TILE < rows * SHARED:
+        oldest, newest, lowest = _sight(begin, tile, rows, earliest, SHARED, TILE, WINDOW)
+        first_group = _group_of(lowest, NEAR_KEYS, FAR, FAR_KEYS)
+        last_group = _group_of(newest, NEAR_KEYS, FAR, FAR_KEYS)
+        group = first_group + split
+        if group <= last_group:
+            item = tile * TILE + row
+            real = item < rows * SHARED
+            pass_row = (first_row + item // SHARED).to(tl.int64)
+            head = kv_head * SHARED + item % SHARED
+            place = pass_row * qkv_stride + head * SIZE
+            known = real[:, None] & (column < SIZE)[None, :]
+            query = tl.load(qkv + place[:, None] + column[None, :], mask=known, other=0.0)
+            row_at = tl.where(real, begin + item // SHARED, -1)
+            line = (pass_row * (KV_HEADS * SHARED) + head) * most_groups  # of scratch
+            while group <= last_group:
+                start = tl.maximum(_start_of(group, NEAR_KEYS, FAR, FAR_KEYS), lowest) // BLOCK
+                last = tl.minimum(_start_of(group + 1, NEAR_KEYS, FAR, FAR_KEYS) - 1, newest) // BLOCK
+                peak = tl.full([TILE], float("-inf"), tl.float32)
+                total = tl.zeros([TILE, ONES], tl.float32)
+                acc = tl.zeros([TILE, PADDED], tl.float32)
+                for block in tl.range(start, last + 1, num_stages=STAGES):
+                    page = tl.load(pages + block * BLOCK // PAGE).to(tl.int64)
+                    peak, total, acc = _add_block(
+                        query, ones, row_at, None, None, block, oldest, newest, lowest, newest, earliest,
+                        keys + page * key_stride + kv_head * (SIZE * PAGE),
+                        values + page * value_stride + kv_head * (SIZE * PAGE),
+                        peak, total, acc, scale, SIZE, PAGE, BLOCK, WINDOW, SOFTCAP,
+                    )  # fmt: skip
+                if first_group == last_group:  # nothing to merge but with nothing
+                    nothing = tl.full([TILE], float("-inf"), tl.float32)
+                    nothing, total, acc = _add_group(
+                        nothing, tl.zeros([TILE, ONES], tl.float32), tl.zeros([TILE, PADDED], tl.float32),
+                        peak, total, acc,
+                    )  # fmt: skip
+                    _write(out, pass_row, head, real, total, acc, KV_HEADS * SHARED, SIZE, PADDED)
+                else:
+                    part = line + (group - first_group)
+                    tl.store(peaks + part, peak, mask=real)
+                    tl.store(totals + part, tl.max(total, axis=1), mask=real)
+                    tl.store(partial + part[:, None] * PADDED + column[None, :], acc, mask=known)
+                group += splits
+            if first_group < last_group:
+                tl.debug_barrier()  # all threads have stored before one of them says so
+                counter = counters + (turn * KV_HEADS + kv_head) * TILES + tile
+                others = tl.minimum(last_group - first_group + 1, splits) - 1
+                if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == others:
+                    tl.store(counter, 0)
+                    whole_peak = tl.full([TILE], float("-inf"), tl.float32)
+                    whole_total = tl.zeros([TILE, 1], tl.float32)
+                    whole = tl.zeros([TILE, PADDED], tl.float32)
+                    for some in range(0, last_group - first_group + 1, MERGED):
+                        for offset in tl.static_range(MERGED):
+                            mine = real & (some + offset <= last_group - first_group)
+                            part = line + (some + offset)
+                            peak = tl.load(peaks + part, mask=mine, other=float("-inf"), cache_modifier=".cg")
+                            total = tl.load(totals + part, mask=mine, other=0.0, cache_modifier=".cg")
+                            acc = tl.load(
+                                partial + part[:, None] * PADDED + column[None, :],
+                                mask=mine[:, None] & (column < SIZE)[None, :],
+                                other=0.0,
+                                cache_modifier=".cg",
+                            )
+                            whole_peak, whole_total, whole = _add_group(
+                                whole_peak, whole_total, whole, peak, total[:, None], acc
+                            )
+                    _write(out, pass_row, head, real, whole_total, whole, KV_HEADS * SHARED, SIZE, PADDED)
+        tile += tile_lanes
+
+
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["chunks", "at", "table", "first", "pictures"],
+)
+def _attend_chunks(
+    qkv,
+    keys,
+    values,
+    chunks,
+    at,
+    table,
+    first,
+    pictures,
+    out,
+    table_stride,
+    qkv_stride,
+    key_stride,
+    value_stride,
+    scale,
+    KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    ONES: tl.constexpr,
+    NEAR_KEYS: tl.constexpr,
+    FAR: tl.constexpr,
+    FAR_KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """All groups of one tile."""
+    lane = tl.program_id(0)
+    chunk = tl.num_programs(1) - 1 - tl.program_id(1)  # those at the end of a prompt have most to read
+    kv_head = lane % KV_HEADS
+    tile = lane // KV_HEADS
+    first_row = tl.load(chunks + chunk * 3)
+    rows = tl.load(chunks + chunk * 3 + 1)
+    owner = tl.load(chunks + chunk * 3 + 2)
+    begin = tl.load(at + first_row)
+    pages = table + owner.to(tl.int64) * table_stride
+    earliest = None
+    if first is not None:
+        earliest = tl.load(first + owner)
+    after_previous()
+
+    if tile * TILE >= rows * SHARED:
+        return
+    oldest, newest, lowest = _sight(begin, tile, rows, earliest, SHARED, TILE, WINDOW)
+    highest = newest
+    column = tl.arange(0, PADDED)
+    item = tile * TILE + tl.arange(0, TILE)
+    real = item < rows * SHARED
+    pass_row = (first_row + item // SHARED).to(tl.int64)
+    head = kv_head * SHARED + item % SHARED
     place = pass_row * qkv_stride + head * SIZE
+    known = real[:, None] & (column < SIZE)[None, :]
     query = tl.load(qkv + place[:, None] + column[None, :], mask=known, other=0.0)
+    row_at = tl.where(real, begin + item // SHARED, -1)
+    low = None
+    high = None
+    if pictures is not None:
+        low = tl.load(pictures + pass_row * 2, mask=real, other=1)
+        high = tl.load(pictures + pass_row * 2 + 1, mask=real, other=0)
+        part = low <= high
+        reach = tl.min(tl.where(part, low, newest), axis=0)
+        if earliest is not None:
+            reach = tl.maximum(reach, earliest)
+        lowest = tl.minimum(lowest, reach)
+        highest = tl.maximum(highest, tl.max(tl.where(part, high, 0), axis=0))
+    ones = tl.full([BLOCK, ONES], 1.0, qkv.dtype.element_ty)
     peak = tl.full([TILE], float("-inf"), tl.float32)
-    total = tl.zeros([TILE], tl.float32)
+    total = tl.zeros([TILE, ONES], tl.float32)
     acc = tl.zeros([TILE, PADDED], tl.float32)
-    for block in range(start, last + 1, SPLITS):
-        page_keys = keys + page * key_stride + kv_head * (SIZE * PAGE)
-        page_values = values + page * value_stride + kv_head * (SIZE * PAGE)
-        peak, total, acc = _read_block(
-            query, at, block, newest, page_keys, page_values, peak, total, acc, scale,
-            SIZE, PAGE, BLOCK, WINDOW, SOFTCAP,
+    whole_peak = tl.full([TILE], float("-inf"), tl.float32)
+    whole_total = tl.zeros([TILE, ONES], tl.float32)
+    whole = tl.zeros([TILE, PADDED], tl.float32)
+    start = lowest // BLOCK
+    last = highest // BLOCK
+    for block in tl.range(start, last + 1, num_stages=STAGES):
+        page = tl.load(pages + block * BLOCK // PAGE).to(tl.int64)
+        peak, total, acc = _add_block(
+            query, ones, row_at, low, high, block, oldest, newest, lowest, highest, earliest,
+            keys + page * key_stride + kv_head * (SIZE * PAGE),
+            values + page * value_stride + kv_head * (SIZE * PAGE),
+            peak, total, acc, scale, SIZE, PAGE, BLOCK, WINDOW, SOFTCAP,
         )  # fmt: skip
-        page = tl.load(pages + tl.minimum(block + SPLITS, last) * BLOCK // PAGE).to(tl.int64)
-    part = tile_sums + split * TILE + row
-    tl.store(peaks + part, peak, mask=real)
-    tl.store(sums + part, total, mask=real)
-    tl.store(partial + part[:, None] * PADDED + column[None, :], acc, mask=known)
-    tl.debug_barrier()  # all threads have stored before one of them says so
-
-    if tl.atomic_add(counters + own, 1, sem="acq_rel", scope="gpu") == splits - 1:
-        tl.store(counters + own, 0)
-        result = _merge(
-            row, real, first, last, partial + tile_partial, peaks + tile_sums, sums + tile_sums,
-            SIZE, PADDED, SPLITS, TILE, MANY, FEW,
-        )  # fmt: skip
-        out_row = sequence.to(tl.int64) * width + (first_row + row) // GROUP
-        out_head = kv_head * GROUP + (first_row + row) % GROUP
-        target = (out_row * (KV_HEADS * GROUP) + out_head) * SIZE
-        shown = real[:, None] & (column < SIZE)[None, :]
-        tl.store(out + target[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=shown)
-
-
-def splits(kv_heads: int) -> int:
-    """Splits of the keys, a power of 2: enough programs for a GPU when there is one sequence."""
-    wanted = max(8, min(32, PROGRAMS // kv_heads))
-    return 1 << (wanted.bit_length() - 1)
+        following = (block + 1) * BLOCK
+        length = tl.where(following <= FAR, NEAR_KEYS, FAR_KEYS)
+        if (following % length == 0) | (block == last):
+            whole_peak, whole_total, whole = _add_group(whole_peak, whole_total, whole, peak, total, acc)
+            peak = tl.full([TILE], float("-inf"), tl.float32)
+            total = tl.zeros([TILE, ONES], tl.float32)
+            acc = tl.zeros([TILE, PADDED], tl.float32)
+    _write(out, pass_row, head, real, whole_total, whole, KV_HEADS * SHARED, SIZE, PADDED)
 
 
 @on_its_device
 def attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, counters: Tensor) -> Tensor:
     """[rows, layout.width or more] → [rows, heads · size]; the rows' own keys and values are in the pages already.
 
-    Counters are zero before and after.
+    Counters are zero before and after. What comes out of rows that no table names is left as it is in memory.
     """
-    layout, sequences, (kv_heads, page) = spec.layout, len(rows.position), layer.values.shape[1:3]
-    group, table = layout.heads // kv_heads, rows.table(layer)
+    tables, page = rows.tables, layer.values.shape[2]
+    assert tables is not None and FAR % NEAR_KEYS == FAR % FAR_KEYS == 0 and NEAR_KEYS % LONGEST_BLOCK == 0
+    assert page >= 16 and qkv.stride(1) == 1 and layer.keys[0].is_contiguous() and layer.values[0].is_contiguous()
+    out = torch.empty(len(qkv), spec.layout.heads * spec.layout.size, dtype=qkv.dtype, device=qkv.device)
+    if len(tables.turns):
+        _launch_turns(out, qkv, spec, rows, tables, layer, counters)
+    if len(tables.chunks):
+        _launch_chunks(out, qkv, spec, rows, tables, layer)
+    return out
+
+
+def groups(keys: int) -> int:
+    """Groups of so many keys from position 0 on."""
+    return -(-min(keys, FAR) // NEAR_KEYS) + -(-max(keys - FAR, 0) // FAR_KEYS)
+
+
+def block_keys(page: int, row_bytes: int) -> int:
+    """Keys of a block, the same for all rows of a model: their sums depend on it. A key has so many bytes, padded."""
+    block = min(page, LONGEST_BLOCK, max(16, BLOCK_BYTES // row_bytes))
+    assert page % block == 0
+    return block
+
+
+@cache
+def roomy(device: torch.device) -> bool:
+    """Has a program much shared memory? Stages and tiles change no bit."""
+    if device.type != "cuda":
+        return True
+    return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"] >= ROOMY
+
+
+def _launch_turns(
+    out: Tensor,
+    qkv: Tensor,
+    spec: AttentionSpec,
+    rows: PassRows,
+    tables: RowTables,
+    layer: LayerPages,
+    counters: Tensor,
+) -> None:
+    layout, (kv_heads, page) = spec.layout, layer.values.shape[1:3]
+    shared, table, turns = layout.heads // kv_heads, rows.table(layer), len(tables.turns)
     padded = max(16, triton.next_power_of_2(layout.size))
-    block = min(page, LONGEST_BLOCK, BLOCK_AREA // padded)
-    lanes = kv_heads * triton.cdiv(rows.width * group, TILE)
-    parts = splits(kv_heads)
-    many = max(1, min(8, parts, MERGED // padded))
-    assert page >= 16 and page % block == 0 and counters.numel() >= sequences * lanes
-    assert qkv.stride(1) == 1 and layer.keys[0].is_contiguous() and layer.values[0].is_contiguous()
-    out = torch.empty(len(qkv), layout.heads * layout.size, dtype=qkv.dtype, device=qkv.device)
-    partial = torch.empty(sequences, lanes, parts, TILE, padded, dtype=torch.float32, device=qkv.device)
-    sums = torch.empty(2, sequences, lanes, parts, TILE, dtype=torch.float32, device=qkv.device)
-    _attend[(parts, lanes, sequences)](
+    most = groups(table.shape[1] * page)
+    if spec.window:  # a tile sees no more keys than those of its first row and its other rows
+        most = min(most, (spec.window + WIDEST - 2) // NEAR_KEYS + 2)
+    splits = min(most, max(LEAST_SPLITS, min(MOST_SPLITS, PROGRAMS // (turns * kv_heads))))
+    tiles = triton.cdiv(WIDEST * shared, TILE)
+    tile_lanes = max(1, min(tiles, PROGRAMS // (turns * kv_heads * splits)))
+    count = len(qkv) if tables.generated is None else tables.generated
+    assert counters.numel() >= turns * kv_heads * tiles
+    partial = torch.empty(count, layout.heads, most, padded, dtype=torch.float32, device=qkv.device)
+    sums = torch.empty(2, count, layout.heads, most, dtype=torch.float32, device=qkv.device)
+    _attend_turns[(kv_heads * tile_lanes, turns, splits)](
         qkv,
         layer.keys,
         layer.values,
-        rows.position,
+        tables.turns,
+        tables.at,
         table,
+        rows.first,
         out,
         partial,
         sums[0],
         sums[1],
         counters,
-        rows.width,
         table.stride(0),
-        table.shape[1],
+        tile_lanes,
+        splits,
+        most,
         qkv.stride(0),
         layer.keys.stride(0),
         layer.values.stride(0),
         spec.factor * LOG2_E,
         kv_heads,
-        group,
+        shared,
         layout.size,
         padded,
         page,
-        block,
-        parts,
+        block_keys(page, padded * qkv.element_size()),
         TILE,
-        many,
-        min(FEW, many),
+        tiles,
+        ONES,
+        max(1, min(8, MERGED // padded)),
+        NEAR_KEYS,
+        FAR,
+        FAR_KEYS,
         spec.window,
         spec.softcap * LOG2_E,
-        num_warps=8 if padded > 128 else 4,
-        num_stages=3,
+        STAGES if roomy(qkv.device) else min(STAGES, 5),
+        num_warps=2 * WARPS if padded > 128 else WARPS,
+        enable_fp_fusion=False,
         launch_pdl=overlaps(qkv.device),
     )
-    return out
+
+
+def _launch_chunks(
+    out: Tensor, qkv: Tensor, spec: AttentionSpec, rows: PassRows, tables: RowTables, layer: LayerPages
+) -> None:
+    layout, (kv_heads, page) = spec.layout, layer.values.shape[1:3]
+    shared, table = layout.heads // kv_heads, rows.table(layer)
+    padded = max(16, triton.next_power_of_2(layout.size))
+    room = roomy(qkv.device)
+    fitting = (PROMPT_BYTES if room else PROMPT_BYTES // 2) // (padded * qkv.element_size())
+    tile = max(16, min(PROMPT_TILE, fitting, triton.next_power_of_2(CHUNK_ROWS * shared)))
+    _attend_chunks[(kv_heads * triton.cdiv(CHUNK_ROWS * shared, tile), len(tables.chunks))](
+        qkv,
+        layer.keys,
+        layer.values,
+        tables.chunks,
+        tables.at,
+        table,
+        rows.first,
+        tables.pictures if spec.window else None,
+        out,
+        table.stride(0),
+        qkv.stride(0),
+        layer.keys.stride(0),
+        layer.values.stride(0),
+        spec.factor * LOG2_E,
+        kv_heads,
+        shared,
+        layout.size,
+        padded,
+        page,
+        block_keys(page, padded * qkv.element_size()),
+        tile,
+        ONES,
+        NEAR_KEYS,
+        FAR,
+        FAR_KEYS,
+        spec.window,
+        spec.softcap * LOG2_E,
+        PROMPT_STAGES if room else min(PROMPT_STAGES, 3),
+        num_warps=PROMPT_WARPS if tile * padded > 64 * 64 else PROMPT_WARPS // 2,
+        enable_fp_fusion=False,
+        launch_pdl=overlaps(qkv.device),
+    )

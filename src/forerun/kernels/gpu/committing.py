@@ -27,6 +27,7 @@ def _accept(
     accepted,
     final,
     result,
+    limit,
     slot,
     kept,
     parity,
@@ -49,19 +50,19 @@ def _accept(
     # is said when it comes first.
     unknown = tl.min(tl.where((broken != 0) & running, row, WIDEST), 0)
     count = tl.minimum(count, unknown - 1)
+    at = tl.load(position + lane)
+    count = tl.maximum(tl.minimum(count, tl.load(limit + lane) - at - 2), -1)  # the answer may end before
     failed = tl.max(tl.where((row == 0) & running, broken, 0), 0) == _BROKEN
     last = tl.sum(tl.where(row == count, picked, 0), 0)
-    pending = tl.load(tokens + lane * width)
-    last = tl.where(count < 0, pending, last)
 
     tl.store(accepted + lane, count)
-    tl.store(final + lane, tl.where(running, last, pending))
+    tl.store(final + lane, last, mask=running & (count >= 0))
     line = result + lane * (width + 2)
     tl.store(line + row, picked, mask=known)
     tl.store(line + width, count.to(tl.int64))
     tl.store(line + width + 1, failed.to(tl.int64))
     if running:
-        tl.store(position + lane, tl.load(position + lane) + count + 1)
+        tl.store(position + lane, at + count + 1)
         if slot is not None:
             place = tl.load(slot + lane)
             tl.store(kept + place, count + 1)
@@ -79,6 +80,7 @@ def accept(
     accepted: Tensor,
     final: Tensor,
     result: Tensor,
+    limit: Tensor,
     slot: Tensor | None = None,
     kept: Tensor | None = None,
     parity: Tensor | None = None,
@@ -87,19 +89,19 @@ def accept(
 
     tokens [B, W] int64: the pending token of a lane and W − 1 drafts, of which the first drafted [B] int32 are real;
     chosen [B, W] int64 and bad [B, W] int32 from `choose_tokens`; live [B] int32, 0 for lanes that no sequence uses.
+    limit [B] int32: tokens, prompt included, at which the answer of a lane ends, whatever was drafted beyond it.
     Changed: position [B] int32 grows by the rows kept, accepted + 1; kept [slots] int32 at the lane's slot [B] int32
     becomes that number, and parity [slots] int32 flips there. Written: accepted [B] int32; final [B] int64, the token
     that ends the round; result [B, W + 2] int64: chosen, accepted, and whether the first row was broken. A later row
     that is broken or undecided ends the round before it, where plain decoding comes to it next, if at all. A lane
-    whose first row is either accepts −1: it stays where it is. Idle lanes accept nothing, keep their pending token as
-    `final` and change no state.
+    whose first row is either accepts −1, as does one that has ended: it stays where it is. Idle lanes change nothing.
     """
     lanes, width = tokens.shape
     assert 0 < width <= WIDEST and result.shape == (lanes, width + 2)
     assert tokens.dtype == chosen.dtype == final.dtype == result.dtype == torch.int64
     states = [tensor for tensor in (slot, kept, parity) if tensor is not None]
     assert len(states) in (0, 3)
-    integers = [bad, drafted, live, position, accepted, *states]
+    integers = [bad, drafted, live, position, accepted, limit, *states]
     assert all(tensor.dtype == torch.int32 for tensor in integers)
     assert all(tensor.is_contiguous() for tensor in (tokens, chosen, final, result, *integers))
     _accept[(lanes,)](
@@ -112,6 +114,7 @@ def accept(
         accepted,
         final,
         result,
+        limit,
         slot,
         kept,
         parity,

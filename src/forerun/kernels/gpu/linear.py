@@ -1,8 +1,11 @@
 """Products that keep bits on a GPU: fixed tiles and a fixed split over the inputs, whatever the number of rows.
 
 An output element is one sum: tiles of the inputs in order within a split, then the splits in order. That order depends
-on the matrix alone. More rows mean more tiles of rows; a tile never looks at another. Whichever program finishes last
-adds the splits of an element, in the order of the splits, so that a product is one launch.
+on the matrix alone. More rows mean more tiles of rows; a tile never looks at another. There are two ways to the same
+sums, and the number of rows decides between them:
+
+- Few rows: a program for each split. Whichever finishes last adds the splits of an element, so a product is one launch.
+- Many rows: a program takes all splits in turn, of a wider tile, and holds what it has added up in registers.
 """
 
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forerun.kernels.gpu.gelu import gelu_exponent
@@ -24,6 +28,17 @@ NARROW = 10_000_000  # weights: programs of a smaller matrix take fewer outputs,
 ROWS = 16  # the smallest tile a tensor core takes
 COPIED = 16  # bytes: rows of a tile that are copied in bulk start at multiples of it
 
+# Tiles of many rows: how many weight rows a program takes, and its stages. The wider one needs all registers for one
+# sum. STEP inputs at a time; BAND tiles of rows take their turns at the same weights while those are in the cache.
+WIDE = ((256, 3), (128, 4))
+WIDE_ROWS, WIDE_STEP, WIDE_WARPS, BAND = 128, 64, 8, 8
+WIDE_BYTES = 200 << 10  # of shared memory that a program must be able to have for those stages
+# What a choice of tiles takes on an H200, in microseconds, to compare one with another.
+WIDE_COST = 0.38 / 128  # for a step of WIDE_ROWS rows, per row of weights
+FEW_COST = (0.1, 0.48 / 64)  # for such a step of two programs on one multiprocessor, and per row of weights
+PROGRAM_COST = 2.5  # for the first loads and the last stores of a program
+BYTES_PER_MICROSECOND = 4e6  # of sums that programs leave for the last one
+
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
@@ -35,6 +50,7 @@ class Tiling:
     splits: int
     warps: int
     stages: int
+    in_turn: bool = False  # a program takes all splits, one after another
 
 
 @cache
@@ -60,13 +76,58 @@ def tiling(outputs: int, inputs: int, gated: bool, tile: int = ROWS) -> Tiling:
     return Tiling(tile, width, step, splits, 4, 4 if few or step == 64 else 3)
 
 
+@cache
+def tiling_for(outputs: int, inputs: int, gated: bool, rows: int, wide: bool) -> Tiling:
+    """The fastest tiling for so many rows, as far as a few constants tell; all of them give the same bits.
+
+    `wide` is whether the device has the memory for wide tiles and the format is one they are for.
+    """
+    few = tiling(outputs, inputs, gated, row_tile(rows))
+    if rows <= WIDE_ROWS // 2 or not wide:
+        return few
+    choices = [few, *wide_tilings(gated, few.splits)]
+    return min(choices, key=lambda cut: microseconds(cut, outputs, inputs, gated, rows))
+
+
+def wide_tilings(gated: bool, splits: int) -> list[Tiling]:
+    """Tilings for many rows. With several splits a program has two sums for every output, so that tiles are smaller."""
+    return [
+        Tiling(WIDE_ROWS, width // (1 + gated), WIDE_STEP, splits, WIDE_WARPS, stages, in_turn=True)
+        for width, stages in WIDE
+        if splits == 1 or width == 128
+    ]
+
+
+def microseconds(cut: Tiling, outputs: int, inputs: int, gated: bool, rows: int) -> float:
+    """About how long a product of many rows takes with this tiling: waves of programs, and sums that are left aside."""
+    width, outputs = cut.outputs * (1 + gated), outputs // (1 + gated)
+    programs = -(-outputs // cut.outputs) * -(-rows // cut.rows)
+    if cut.in_turn:
+        steps = -(-inputs // cut.inputs)
+        return -(-programs // MULTIPROCESSORS) * (steps * WIDE_COST * width + PROGRAM_COST)
+    steps = split_inputs(inputs, cut.splits) // cut.inputs
+    waves = -(-programs * cut.splits // (2 * MULTIPROCESSORS))
+    left = 2 * 4 * (1 + gated) * cut.splits * rows * outputs if cut.splits > 1 else 0  # written and read
+    fixed, each = FEW_COST
+    return waves * (steps * (fixed + each * width) + PROGRAM_COST) + left / BYTES_PER_MICROSECOND
+
+
+@cache
+def has_room(device: torch.device) -> bool:
+    """Has a program enough shared memory for the stages of a wide tile?"""
+    if device.type != "cuda":
+        return True
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return driver.active.utils.get_device_properties(index)["max_shared_mem"] >= WIDE_BYTES
+
+
 def row_tile(rows: int) -> int:
     """Rows per program. Tensor cores add up an output's inputs in one order whatever the tile; the tests measure it."""
     return next((tile for tile in (16, 32, 64) if rows <= tile), 128)
 
 
 @triton.jit(do_not_specialize=["rows", "residual_stride"])
-def _product(
+def _few_rows(
     x,  # [rows, INPUTS], as a descriptor of its tiles; weight too
     weight,
     bias,
@@ -129,8 +190,107 @@ def _product(
             total += tl.load(mine + other * plane, mask=mask, other=0.0, cache_modifier=".cg")
             if GATED:
                 gate_total += tl.load(mine + (SPLITS + other) * plane, mask=mask, other=0.0, cache_modifier=".cg")
+    _finish(
+        total, gate_total, row, column, mask, inside, bias, residual, out, residual_stride, x.dtype,
+        OUTPUTS, GATED, GELU, BIAS, RESIDUAL, GATES, CAP,
+    )  # fmt: skip
 
-    kind = x.dtype
+
+@triton.jit(do_not_specialize=["rows"])
+def _many_rows(
+    x,  # as in `_few_rows`
+    weight,
+    bias,
+    residual,
+    out,
+    rows,
+    residual_stride,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    OUT_TILE: tl.constexpr,
+    IN_TILE: tl.constexpr,
+    SPLIT_INPUTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BAND: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GATES: tl.constexpr,
+    CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The same sums as `_few_rows`: a split's sum starts at zero and is added to those before it where the split ends.
+
+    Programs go down a band of row tiles before they go on to the next weights.
+    """
+    blocks: tl.constexpr = (OUTPUTS + OUT_TILE - 1) // OUT_TILE
+    program = tl.program_id(0)
+    top = program // (BAND * blocks) * BAND
+    height = tl.minimum(tl.cdiv(rows, ROW_TILE) - top, BAND)
+    place = program % (BAND * blocks)
+    tile, block = top + place % height, place // height
+    wait_for_previous()
+    total = tl.zeros((ROW_TILE, OUT_TILE), tl.float32)
+    gate_total = tl.zeros((ROW_TILE, OUT_TILE), tl.float32)
+    if SPLITS > 1:  # the splits before the present one
+        before = tl.zeros((ROW_TILE, OUT_TILE), tl.float32)
+        gate_before = tl.zeros((ROW_TILE, OUT_TILE), tl.float32)
+    for start in range(0, INPUTS, IN_TILE):
+        values = x.load([tile * ROW_TILE, start])  # zeros beyond the edges
+        if GATED:
+            gates = weight.load([block * OUT_TILE, start])
+            gate_total = tl.dot(values, gates.T, gate_total, input_precision=PRECISION)
+            weights = weight.load([OUTPUTS + block * OUT_TILE, start])
+        else:
+            weights = weight.load([block * OUT_TILE, start])
+        total = tl.dot(values, weights.T, total, input_precision=PRECISION)
+        if SPLITS > 1 and (start + IN_TILE) % SPLIT_INPUTS == 0:
+            before += total
+            total = tl.zeros((ROW_TILE, OUT_TILE), tl.float32)
+            if GATED:
+                gate_before += gate_total
+                gate_total = tl.zeros((ROW_TILE, OUT_TILE), tl.float32)
+    let_next_in()
+    if SPLITS > 1:
+        if (INPUTS + IN_TILE - 1) // IN_TILE * IN_TILE % SPLIT_INPUTS != 0:  # the last split is shorter
+            before += total
+            if GATED:
+                gate_before += gate_total
+        total, gate_total = before, gate_before
+    row = tile * ROW_TILE + tl.arange(0, ROW_TILE)
+    column = block * OUT_TILE + tl.arange(0, OUT_TILE)
+    inside = column < OUTPUTS
+    mask = (row < rows)[:, None] & inside[None, :]
+    _finish(
+        total, gate_total, row, column, mask, inside, bias, residual, out, residual_stride, x.dtype,
+        OUTPUTS, GATED, GELU, BIAS, RESIDUAL, GATES, CAP,
+    )  # fmt: skip
+
+
+@triton.jit
+def _finish(
+    total,  # [rows, outputs] of a tile, summed over all inputs
+    gate_total,  # of a gated matrix, whose second half `total` is then
+    row,
+    column,
+    mask,
+    inside,
+    bias,
+    residual,
+    out,
+    residual_stride,
+    kind: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GATES: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    """All that comes after the sums, element by element, and the store of the result."""
     if BIAS:
         up: tl.constexpr = OUTPUTS if GATED else 0
         total += tl.load(bias + up + column, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -181,41 +341,34 @@ class Products:
         assert residual is None or gates is None
         beside = residual if gates is None else gates
         (outputs, inputs), rows = matrix.shape, len(x)
-        cut = cut or tiling(outputs, inputs, gated, row_tile(rows))
+        cut = cut or tiling_for(outputs, inputs, gated, rows, x.element_size() == 2 and has_room(x.device))
         if gated:
             outputs //= 2
         out = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
-        grid = (-(-outputs // cut.outputs), cut.splits, -(-rows // cut.rows))
-        partial = out
-        if cut.splits > 1:
-            assert grid[0] * grid[2] <= len(self.counters)
-            partial = torch.empty((1 + gated) * cut.splits * rows * outputs, dtype=torch.float32, device=x.device)
-        _product[grid](
+        blocks, row_tiles = -(-outputs // cut.outputs), -(-rows // cut.rows)
+        operands = (
             tiles(x, cut.rows, cut.inputs),
             tiles(matrix.weight, cut.outputs, cut.inputs),
             matrix.bias,
             beside,
             out,
-            partial,
-            self.counters,
-            rows,
-            0 if beside is None else beside.stride(0),
-            outputs,
-            cut.rows,
-            cut.outputs,
-            cut.inputs,
-            split_inputs(inputs, cut.splits),
-            cut.splits,
-            gated,
-            gelu,
-            matrix.bias is not None,
-            beside is not None,
-            gates is not None,
-            cap,
-            "ieee" if x.dtype == torch.float32 else "tf32",
-            num_warps=cut.warps,
-            num_stages=cut.stages,
-            launch_pdl=overlaps(x.device),
+        )
+        stride = 0 if beside is None else beside.stride(0)
+        sizes = cut.rows, cut.outputs, cut.inputs, split_inputs(inputs, cut.splits), cut.splits
+        finish = gated, gelu, matrix.bias is not None, beside is not None, gates is not None, cap
+        precision = "ieee" if x.dtype == torch.float32 else "tf32"
+        how = {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": overlaps(x.device)}
+        if cut.in_turn:
+            _many_rows[(blocks * row_tiles,)](
+                *operands, rows, stride, outputs, inputs, *sizes, BAND, *finish, precision, **how
+            )
+            return out
+        partial = out
+        if cut.splits > 1:
+            assert blocks * row_tiles <= len(self.counters)
+            partial = torch.empty((1 + gated) * cut.splits * rows * outputs, dtype=torch.float32, device=x.device)
+        _few_rows[(blocks, cut.splits, row_tiles)](
+            *operands, partial, self.counters, rows, stride, outputs, *sizes, *finish, precision, **how
         )
         return out
 

@@ -1,8 +1,9 @@
-"""Recurrent layers in decode passes: the convolution and the gated delta rule of a few rows of each sequence.
+"""Recurrent layers: the convolution and the gated delta rule of all rows of a pass, generated ones and prompts.
 
-`DeviceLayer` says what is kept between passes. All that rows can do side by side happens in one launch, which records
-them: convolution, norms, gates. A second one takes the recorded rows one after another, first those of the last pass
-that count and then the new ones: one loop for both, whose body exists once in the compiled code.
+The two kinds of rows have a form each, see `recurrent_prompts` for prompts. Of generated rows a sequence has a few, and
+`DeviceLayer` says what is kept of them between passes. All that they can do side by side happens in one launch, which
+records them: convolution, norms, gates. A second one takes the recorded rows one after another, first those of the last
+pass that count and then the new ones: one loop for both, whose body exists once in the compiled code.
 """
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
+from forerun.kernels.gpu.recurrent_inputs import convolved, sigmoid, softplus
+from forerun.kernels.gpu.recurrent_prompts import prompt_rows
 from forerun.kernels.interface import Decay, DeltaLayout, DeviceLayer, PassRows
 from forerun.kernels.reference_recurrent import L2_EPS
 
@@ -21,34 +24,58 @@ LANES = 8  # of a warp that share a column of such a part
 STAGES = 4  # of the loop over rows: three are on their way while one is worked on
 
 
-@on_its_device
 def recurrence(
     x: Tensor, gates: Tensor, layout: DeltaLayout, rows: PassRows, layer: DeviceLayer, convolution: Tensor, decay: Decay
 ) -> Tensor:
-    """The mixed rows of each sequence: [rows, layout.values]; convolution [window, layout.width].
+    """The mixed rows of `rows.tables`: [rows, layout.values]; convolution [window, layout.width].
 
-    The first columns of x are convolved; the first columns of gates are β's inputs, then α's.
+    The first columns of x are convolved; the first columns of gates are β's inputs, then α's. A slot has rows of one
+    kind in a pass, and rows of prompts come before generated ones: nothing is left to replay, before and after.
     """
-    count, sequences, early = len(x), len(rows.slot), overlaps(x.device)
+    tables = rows.tables
+    assert tables is not None
     assert x.data_ptr() % 16 == 0, "Triton compiles other code for other addresses"
-    assert x.stride(1) == gates.stride(1) == 1 and convolution.is_contiguous() and rows.width <= layer.rows
-    queries = torch.empty(count, layout.key_column + layout.key_heads, device=x.device)  # and their products with keys
-    out = torch.empty(count, layout.values, dtype=x.dtype, device=x.device)
+    assert x.stride(1) == gates.stride(1) == 1 and convolution.is_contiguous()
+    out = torch.empty(len(x), layout.values, dtype=x.dtype, device=x.device)
+    if len(tables.turns):
+        generated_rows(x, gates, layout, tables.turns, rows.slot, layer, convolution, decay, out)
+    if len(tables.stretches):
+        prompt_rows(x, gates, layout, tables.chunks, tables.stretches, rows.slot, layer, convolution, decay, out)
+    return out
+
+
+@on_its_device
+def generated_rows(
+    x: Tensor,
+    gates: Tensor,
+    layout: DeltaLayout,
+    turns: Tensor,
+    slots: Tensor,
+    layer: DeviceLayer,
+    convolution: Tensor,
+    decay: Decay,
+    out: Tensor,
+) -> None:
+    """Writes the rows of `turns` in `out`, and records them."""
+    early = overlaps(x.device)
+    assert turns.is_contiguous() and slots.is_contiguous() and turns.dtype == slots.dtype == torch.int32
+    # Queries and their products with keys.
+    queries = torch.empty(len(x), layout.key_column + layout.key_heads, device=x.device)
     keys, values = triton.next_power_of_2(layout.key_size), layout.values
     parts = layout.key_heads + triton.cdiv(values, keys) + 1
-    _prepare[(parts, sequences)](
+    _prepare[(parts, len(turns))](
         x,
         gates,
         convolution,
         queries,
         layer.inputs,
         layer.record,
-        rows.slot,
+        turns,
+        slots,
         layer.kept,
         layer.parity,
         decay.rate,
         decay.bias,
-        rows.width,
         x.stride(0),
         gates.stride(0),
         layer.record.shape[1],
@@ -68,15 +95,15 @@ def recurrence(
         launch_pdl=early,
     )
     columns = max(4, min(TILE // keys, triton.next_power_of_2(layout.value_size)))
-    _delta_rule[(triton.cdiv(layout.value_size, columns), layout.value_heads, sequences)](
+    _delta_rule[(triton.cdiv(layout.value_size, columns), layout.value_heads, len(turns))](
         queries,
         out,
         layer.state,
         layer.record,
-        rows.slot,
+        turns,
+        slots,
         layer.kept,
         layer.parity,
-        rows.width,
         layer.record.shape[1],
         KEY_HEADS=layout.key_heads,
         VALUE_HEADS=layout.value_heads,
@@ -88,10 +115,9 @@ def recurrence(
         COLUMNS=columns,
         RUN=max(1, keys // LANES),
         STAGES=STAGES,
-        num_warps=1,  # sums over the keys then stay in one warp, which waits for nobody
+        num_warps=1,  # sums over the keys then stay in one warp, which waits for no other
         launch_pdl=early,
     )
-    return out
 
 
 @triton.jit
@@ -109,27 +135,18 @@ def _convolve(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """silu of the convolution of a block of channels of all rows, rounded: [ROWS, BLOCK]; moves the past on.
-
-    Element by element, so no row sees another.
-    """
+    """silu of the convolution of a block of channels of all rows, rounded: [ROWS, BLOCK]; moves the past on."""
     before = tl.arange(0, PAST)[:, None]
     remembered = inside & (before < WINDOW - 1)
     past = tl.load(line + (keep + before) * COLUMNS + channel, mask=remembered, other=0.0)  # [PAST, BLOCK]
     row = tl.arange(0, ROWS)[:, None]
     mine = inside & (row < width)
-    total = tl.zeros((ROWS, channel.shape[1]), tl.float32)
-    for tap in tl.static_range(WINDOW):
-        source = row + (tap - (WINDOW - 1))  # a row of this pass, or of the past when negative
-        old = tl.load(line + (keep + row + tap) * COLUMNS + channel, mask=mine & (source < 0), other=0.0)
-        new = tl.load(first + source * stride + channel, mask=mine & (source >= 0), other=0.0).to(tl.float32)
-        factor = tl.load(weight + tap * COLUMNS + channel, mask=inside, other=0.0)
-        total = tl.fma(tl.where(source < 0, old, new), factor, total)
+    mixed = convolved(first, line + keep * COLUMNS, weight, channel, inside, row, mine, 0, stride, WINDOW, COLUMNS)
     new = tl.load(first + row * stride + channel, mask=mine, other=0.0).to(tl.float32)
     tl.debug_barrier()  # all of the past has been read: it may be overwritten
     tl.store(line + before * COLUMNS + channel, past, mask=remembered)
     tl.store(line + (WINDOW - 1 + row) * COLUMNS + channel, new, mask=mine)
-    return (total / (1.0 + tl.exp(-total))).to(first.dtype.element_ty).to(tl.float32)
+    return mixed
 
 
 @triton.jit
@@ -180,25 +197,20 @@ def _prepare_gates(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Decay and strength of all heads. log(1 + y) = 2·artanh(y / (2 + y)): a GPU's logarithm is coarse near 1."""
+    """Decay and strength of all heads."""
     head = tl.arange(0, BLOCK)[None, :]
     inside = head < HEADS
     mine = inside & (tl.arange(0, ROWS) < width)[:, None]
     strength = tl.load(gates + head, mask=mine, other=0.0).to(tl.float32)
     x = tl.load(gates + HEADS + head, mask=mine, other=0.0).to(tl.float32)
     x += tl.load(bias + head, mask=inside, other=0.0)
-    y = tl.exp(-tl.abs(x))
-    s = y / (2.0 + y)  # at most 1/3
-    t = s * s
-    series = ((((((t * (1 / 15) + 1 / 13) * t + 1 / 11) * t + 1 / 9) * t + 1 / 7) * t + 1 / 5) * t + 1 / 3) * t + 1.0
-    softplus = tl.maximum(x, 0.0) + 2.0 * s * series
-    tl.store(record + head, tl.exp(tl.load(rate + head, mask=inside, other=0.0) * softplus), mask=mine)
-    tl.store(record + HEADS + head, 1.0 / (1.0 + tl.exp(-strength)), mask=mine)
+    tl.store(record + head, tl.exp(tl.load(rate + head, mask=inside, other=0.0) * softplus(x)), mask=mine)
+    tl.store(record + HEADS + head, sigmoid(strength), mask=mine)
 
 
 @triton.jit(
-    do_not_specialize=["width", "gate_stride", "capacity"],
-    do_not_specialize_on_alignment=["gates", "slots", "rate", "bias"],
+    do_not_specialize=["gate_stride", "capacity"],
+    do_not_specialize_on_alignment=["gates", "turns", "slots", "rate", "bias"],
 )
 def _prepare(
     x,
@@ -207,12 +219,12 @@ def _prepare(
     queries,
     inputs,
     record,
+    turns,
     slots,
     kept,
     parities,
     rate,
     bias,
-    width,
     x_stride,
     gate_stride,
     capacity,
@@ -230,8 +242,12 @@ def _prepare(
     EPS: tl.constexpr,
 ) -> None:
     """One of: queries and keys of a head, a block of values, the gates; of all rows of a sequence."""
-    part, sequence = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(slots + sequence).to(tl.int64)
+    part, turn = tl.program_id(0), turns + 3 * tl.program_id(1)
+    start, width = tl.load(turn).to(tl.int64), tl.load(turn + 1)
+    if width == 0:
+        after_previous()  # programs without work wait too: the next kernel relies on it
+        return
+    slot = tl.load(slots + tl.load(turn + 2)).to(tl.int64)
     keep = tl.load(kept + slot)
     parity = tl.load(parities + slot).to(tl.int64)
     after_previous()
@@ -239,7 +255,6 @@ def _prepare(
     channels: tl.constexpr = 2 * keys_end + VALUES
     value_parts: tl.constexpr = (VALUES + BLOCK - 1) // BLOCK
     row = tl.arange(0, ROWS)[:, None]
-    start = (sequence * width).to(tl.int64)
     first = x + start * x_stride
     line = inputs + slot * ((WINDOW - 1 + ROWS) * channels)
     # Columns of a recorded row: keys of all key heads, values, decays, strengths.
@@ -266,16 +281,16 @@ def _sum_keys(x):
     return tl.sum(tl.sum(x, axis=1), axis=0)
 
 
-@triton.jit(do_not_specialize=["width", "capacity"], do_not_specialize_on_alignment=["slots"])
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["turns", "slots"])
 def _delta_rule(
     queries,
     out,
     state,
     record,
+    turns,
     slots,
     kept,
     parities,
-    width,
     capacity,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
@@ -289,8 +304,12 @@ def _delta_rule(
     STAGES: tl.constexpr,
 ):
     """A block of columns of one head's state, through the rows to replay and then the rows of the pass."""
-    block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    slot = tl.load(slots + sequence).to(tl.int64)
+    block, head, turn = tl.program_id(0), tl.program_id(1), turns + 3 * tl.program_id(2)
+    start, width = tl.load(turn).to(tl.int64), tl.load(turn + 1)
+    if width == 0:
+        after_previous()
+        return
+    slot = tl.load(slots + tl.load(turn + 2)).to(tl.int64)
     keep = tl.load(kept + slot)
     parity = tl.load(parities + slot).to(tl.int64)
     # Keys in runs: those of a thread are neighbours, which it reads together.
@@ -303,7 +322,7 @@ def _delta_rule(
     after_previous()
 
     # Step s of the loop is row s of `replayed`, or row s - keep of the pass.
-    first = (sequence * width - keep).to(tl.int64)
+    first = start - keep
     replayed = record + (parity * capacity + slot) * (ROWS * RECORD)
     written = record + ((1 - parity) * capacity + slot) * (ROWS * RECORD) - keep * RECORD
     keys_end: tl.constexpr = KEY_HEADS * KEY_SIZE

@@ -34,12 +34,13 @@ def _write(target, left, right, rest, pair, other, STEP: tl.constexpr, SIZE: tl.
         tl.store(target + other * STEP, rest.to(target.dtype.element_ty), mask=other < SIZE)
 
 
-@triton.jit(do_not_specialize=["width", "table_stride"], do_not_specialize_on_alignment=["position", "table"])
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["owners", "positions", "table"])
 def _rotate_and_store(
     qkv,
     keys,
     values,
-    position,
+    owners,  # [rows], as positions
+    positions,
     table,
     cos,
     sin,
@@ -47,7 +48,6 @@ def _rotate_and_store(
     key_norm,
     value_norm,
     eps,
-    width,
     table_stride,
     qkv_stride,
     key_stride,
@@ -59,18 +59,19 @@ def _rotate_and_store(
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
+    BY_ROW: tl.constexpr,
 ):
     """One head of one row. The thread that has column i of a pair also has column i + HALF, so in place is safe."""
     row = tl.program_id(0)
     head = tl.program_id(1)  # queries, then keys, then values
-    sequence = row // width
     # Positions, pages and angles are older than the projection, which may still run.
-    at = tl.load(position + sequence) + row % width
-    page = tl.load(table + sequence.to(tl.int64) * table_stride + at // PAGE).to(tl.int64)
+    owner = tl.load(owners + row)
+    at = tl.load(positions + row)
+    page = tl.load(table + owner.to(tl.int64) * table_stride + at // PAGE).to(tl.int64)
     slot = at % PAGE
     pair = tl.arange(0, HALF_BLOCK)
     other = 2 * HALF + tl.arange(0, REST_BLOCK)  # columns that are not rotated
-    turn = at.to(tl.int64) * HALF + pair
+    turn = (row if BY_ROW else at).to(tl.int64) * HALF + pair
     turns = (pair < HALF) & (head < HEADS + KV_HEADS)
     cosine = tl.load(cos + turn, mask=turns, other=0.0)
     sine = tl.load(sin + turn, mask=turns, other=0.0)
@@ -117,20 +118,23 @@ def rotate_and_store(
     key_norm: Tensor | None,
     eps: float,
     value_norm: Tensor | None = None,
+    by_row: bool = False,
 ) -> None:
     """Queries of qkv are normed and rotated in place, keys on their way to the pages; values are at most normed there.
 
-    cos and sin [positions, half] float32 of all positions; norms [size] float32. Keys and values in qkv stay as they
-    were.
+    cos and sin [positions, half] float32 of all positions, or one entry for each row of the pass; norms [size] float32.
+    Keys and values in qkv stay as they were. Rows that pad the pass write to their owner's spare page.
     """
-    half, table = cos.shape[1], rows.table(layer)
+    half, table, tables = cos.shape[1], rows.table(layer), rows.tables
+    assert tables is not None and (not by_row or len(cos) >= len(qkv))
     assert cos.is_contiguous() and sin.is_contiguous() and 2 * half <= layout.size
     assert qkv.stride(1) == 1 and layer.keys[0].is_contiguous() and layer.values[0].is_contiguous()
     _rotate_and_store[(len(qkv), layout.heads + 2 * layout.kv_heads)](
         qkv,
         layer.keys,
         layer.values,
-        rows.position,
+        tables.owner,
+        tables.at,
         table,
         cos,
         sin,
@@ -138,7 +142,6 @@ def rotate_and_store(
         key_norm,
         value_norm,
         eps,
-        rows.width,
         table.stride(0),
         qkv.stride(0),
         layer.keys.stride(0),
@@ -150,6 +153,7 @@ def rotate_and_store(
         half,
         triton.next_power_of_2(half),
         triton.next_power_of_2(max(1, layout.size - 2 * half)),
+        by_row,
         num_warps=1,
         launch_pdl=overlaps(qkv.device),
     )

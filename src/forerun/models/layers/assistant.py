@@ -86,7 +86,7 @@ class Assistant:
         """Outputs [rows, size] for `batch.tokens` after hidden states [rows, hidden]; nothing is written to pages."""
         kernels, angles = self.kernels, self._angles(batch)
         pair = torch.cat([self.embed(batch.tokens), hidden], dim=1)
-        x = kernels.linear(pair, self.pre, prefill=False)
+        x = kernels.linear(pair, self.pre)
         normed = kernels.rms_norm(x, self.layers[0].input_norm, self.eps)
         for layer, norm in zip(self.layers, norms_after(self.layers, self.norm), strict=True):
             x, normed = layer.forward(kernels, x, normed, norm, batch, angles)
@@ -105,4 +105,4 @@ class Assistant:
 
     def project(self, x: Tensor) -> Tensor:
         """Outputs [rows, size] → what stands for the target's hidden states [rows, hidden]."""
-        return self.kernels.linear(x, self.post, prefill=False)
+        return self.kernels.linear(x, self.post)

@@ -132,7 +132,7 @@ class Decoder:
         """All layers, by `kernels`: they may also write down what they would do."""
         own = None
         if self.per_layer is not None:
-            own = self.per_layer.forward(kernels, tokens, x, batch.prefill)
+            own = self.per_layer.forward(kernels, tokens, x)
         tapped: dict[int, Tensor] = {}
         hidden = kernels.rms_norm(x, self.layers[0].input_norm, self.config.eps)
         for index, (layer, norm) in enumerate(zip(self.layers, norms_after(self.layers, self.norm), strict=True)):

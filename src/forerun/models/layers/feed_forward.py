@@ -11,9 +11,9 @@ from forerun.kernels.interface import Activation, Expert, Experts, Joined, Kerne
 from forerun.kernels.matrix import FloatMatrix, Matrix
 
 
-def added(kernels: Kernels, x: Tensor, matrix: Matrix, before: Tensor | None, prefill: bool) -> Tensor:
+def added(kernels: Kernels, x: Tensor, matrix: Matrix, before: Tensor | None) -> Tensor:
     """linear(x), added to `before` where there is one."""
-    return kernels.linear(x, matrix, prefill) if before is None else kernels.add_linear(x, matrix, before, prefill)
+    return kernels.linear(x, matrix) if before is None else kernels.add_linear(x, matrix, before)
 
 
 @dataclass(slots=True)
@@ -23,10 +23,10 @@ class Dense:
     network: Expert
     activation: Activation = "silu"
 
-    def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, prefill: bool) -> Tensor:
+    def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None) -> Tensor:
         """[rows, hidden] → `before`, if any, and what it adds."""
-        inner = kernels.gated_linear(x, self.network.gate_up, prefill, self.activation)
-        return added(kernels, inner, self.network.down, before, prefill)
+        inner = kernels.gated_linear(x, self.network.gate_up, self.activation)
+        return added(kernels, inner, self.network.down, before)
 
     @property
     def gated(self) -> Matrix:
@@ -49,14 +49,13 @@ class Sparse:
     shared_gate: Matrix  # [1, hidden], never quantised
     activation: Activation = "silu"  # of all of them
 
-    def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, prefill: bool) -> Tensor:
+    def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None) -> Tensor:
         """[rows, hidden] → `before`, if any, and what it adds."""
-        # Routing goes through the routine of decoding in prefill too: experts differ by far more than rounding.
-        ids, weights = kernels.route(kernels.linear(x, self.router, prefill=False), self.top)
-        mixed = kernels.experts(x, ids, weights, self.experts, prefill, self.activation)
-        inner = kernels.gated_linear(x, self.shared.gate_up, prefill, self.activation)
-        shared = kernels.linear(inner, self.shared.down, prefill)
-        both = kernels.plus(mixed, kernels.sigmoid_gate(shared, kernels.linear(x, self.shared_gate, prefill), 0))
+        ids, weights = kernels.route(kernels.linear(x, self.router), self.top)
+        mixed = kernels.experts(x, ids, weights, self.experts, self.activation)
+        inner = kernels.gated_linear(x, self.shared.gate_up, self.activation)
+        shared = kernels.linear(inner, self.shared.down)
+        both = kernels.plus(mixed, kernels.sigmoid_gate(shared, kernels.linear(x, self.shared_gate), 0))
         return both if before is None else kernels.plus(before, both)
 
     @property
@@ -88,11 +87,11 @@ class Beside:
         """Of the rows that it reads."""
         return [self.router_norm, self.input_norm]
 
-    def forward(self, kernels: Kernels, rows: Sequence[Tensor], prefill: bool) -> Joined:
+    def forward(self, kernels: Kernels, rows: Sequence[Tensor]) -> Joined:
         """What joins the network's answer, for rows [rows, hidden] after each of `norms`."""
         routed, normed = rows
-        ids, weights = kernels.route(kernels.linear(routed, self.router, prefill=False), self.top, self.expert_scale)
-        mixed = kernels.experts(normed, ids, weights, self.experts, prefill, self.activation)
+        ids, weights = kernels.route(kernels.linear(routed, self.router), self.top, self.expert_scale)
+        mixed = kernels.experts(normed, ids, weights, self.experts, self.activation)
         return Joined(self.network_norm, mixed, self.output_norm)
 
 

@@ -24,9 +24,9 @@ class PerLayerInputs:
     norm: Tensor  # [size]
     eps: float
 
-    def forward(self, kernels: Kernels, tokens: Tensor, x: Tensor, prefill: bool) -> Tensor:
+    def forward(self, kernels: Kernels, tokens: Tensor, x: Tensor) -> Tensor:
         """[rows, layers · size] for tokens [rows] with embeddings x [rows, hidden]."""
-        seen, scale = kernels.linear(x, self.project, prefill), x.shape[1] ** -0.5
+        seen, scale = kernels.linear(x, self.project), x.shape[1] ** -0.5
         return kernels.layer_inputs(seen, scale, self.norm, self.eps, tokens, self.table, self.table_scale)
 
 
@@ -38,9 +38,9 @@ class PerLayerGate:
     project: Matrix  # [hidden, size]
     norm: Tensor  # [hidden]
 
-    def forward(self, kernels: Kernels, x: Tensor, own: Tensor, prefill: bool) -> Tensor:
+    def forward(self, kernels: Kernels, x: Tensor, own: Tensor) -> Tensor:
         """What it adds to x [rows, hidden], before its norm; own [rows, size]."""
-        return kernels.linear(kernels.gate_linear(x, self.gate, own, prefill), self.project, prefill)
+        return kernels.linear(kernels.gate_linear(x, self.gate, own), self.project)
 
 
 @dataclass(slots=True)
@@ -76,19 +76,19 @@ class Layer:
         if self.post_mixer_norm is None or self.post_feed_forward_norm is None:
             x = self.mixer.forward(kernels, normed, x, batch, angles)
             normed = kernels.rms_norm(x, self.pre_feed_forward_norm, eps)
-            x = self.feed_forward.forward(kernels, normed, x, batch.prefill)
+            x = self.feed_forward.forward(kernels, normed, x)
             return x, kernels.rms_norm(x, following, eps)
         mixed = self.mixer.forward(kernels, normed, None, batch, angles)
         norms = [self.pre_feed_forward_norm, *([] if self.beside is None else self.beside.norms)]
         x, normed, *others = kernels.add_norm(mixed, self.post_mixer_norm, eps, x, 1.0, norms)
-        fed = self.feed_forward.forward(kernels, normed, None, batch.prefill)
-        joined = None if self.beside is None else self.beside.forward(kernels, others, batch.prefill)
+        fed = self.feed_forward.forward(kernels, normed, None)
+        joined = None if self.beside is None else self.beside.forward(kernels, others)
         if self.per_layer is None:
             x, normed = kernels.add_norm(fed, self.post_feed_forward_norm, eps, x, self.scalar, [following], joined)
             return x, normed
         assert own is not None
         (x,) = kernels.add_norm(fed, self.post_feed_forward_norm, eps, x, 1.0, joined=joined)
-        more = self.per_layer.forward(kernels, x, own, batch.prefill)
+        more = self.per_layer.forward(kernels, x, own)
         x, normed = kernels.add_norm(more, self.per_layer.norm, eps, x, self.scalar, [following])
         return x, normed
 

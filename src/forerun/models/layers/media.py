@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,20 @@ class MediaRun:
     start: int  # of the first placeholder, in tokens of the prompt
     embeddings: Tensor  # [placeholders, hidden]: what the first layer reads; in host memory, whatever runs the model
     whole: bool = False  # its rows see each other in layers with a window, later ones too: one pass must hold them all
+    # A digest of the file and of which part of it this is; empty: it is made from the embeddings.
+    content: bytes = b""
 
     @property
     def stop(self) -> int:
         return self.start + len(self.embeddings)
+
+    @property
+    def digest(self) -> bytes:
+        """Two runs with the same one have the same embeddings."""
+        if self.content:
+            return self.content
+        rows = self.embeddings.contiguous().view(torch.uint8).numpy()
+        return hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,10 +46,24 @@ class PromptMedia:
         """Where a pass that would end before token `stop` may end: not inside rows that see each other."""
         return next((run.stop for run in self.runs if run.whole and run.start < stop < run.stop), stop)
 
-    def one_earlier(self) -> PromptMedia:
-        """For a drafter whose rows hold the token after them: media come a row earlier, positions are the row's own."""
-        runs = [MediaRun(max(0, run.start - 1), run.embeddings[run.start == 0 :]) for run in self.runs]
-        return PromptMedia(runs, self.positions)
+    def page_names(self, page: int) -> list[bytes]:
+        """For each page of tokens up to the end of the prompt a digest of what it holds beside them: media, and
+        positions that are not the index. Empty for plain text at its place.
+        """
+        length = self.stop if self.positions is None else self.positions.shape[1]
+        found = []
+        for start in range(0, length, page):
+            parts = [
+                b"%d %d " % (run.start - start, len(run.embeddings)) + run.digest
+                for run in self.runs
+                if run.start < start + page and start < run.stop
+            ]
+            if self.positions is not None:
+                places = self._positions(start, start + page)
+                if bool((places != torch.arange(start, start + page)).any()):
+                    parts.append(places.numpy().tobytes())
+            found.append(hashlib.blake2b(b"".join(parts), digest_size=16).digest() if parts else b"")
+        return found
 
     @property
     def stop(self) -> int:
@@ -64,6 +89,7 @@ class PromptMedia:
         )
 
     def _positions(self, start: int, stop: int) -> Tensor:
+        """[3, tokens]."""
         assert self.positions is not None
         known = self.positions[:, start:stop]
         after = torch.arange(start + known.shape[1], stop, device=known.device)  # the prompt: at their index

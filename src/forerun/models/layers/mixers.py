@@ -30,14 +30,14 @@ class AttentionMixer:
     def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, batch: Pass, angles: AllAngles) -> Tensor:
         """[rows, hidden] → `before`, if any, and what it adds; keys and values of every row go to their pages."""
         projected = self.fill(kernels, x, batch, angles)
-        out = kernels.attention(projected, self.spec, batch.rows, batch.pages[self.index], batch.prefill)
+        out = kernels.attention(projected, self.spec, batch.rows, batch.pages[self.index])
         if self.gated:
             out = kernels.sigmoid_gate(out, projected, self.spec.layout.width)
-        return added(kernels, out, self.output, before, batch.prefill)
+        return added(kernels, out, self.output, before)
 
     def fill(self, kernels: Kernels, x: Tensor, batch: Pass, angles: AllAngles) -> Tensor:
         """The first part, up to keys and values in their pages: what `project` gives, queries ready."""
-        projected = kernels.linear(x, self.project, batch.prefill)
+        projected = kernels.linear(x, self.project)
         pages = batch.pages[self.index]
         kernels.rotate_and_store(projected, self.spec.layout, batch.rows, pages, angles[self.rope], self.head_norms)
         return projected
@@ -63,16 +63,14 @@ class DeltaMixer:
 
     def forward(self, kernels: Kernels, x: Tensor, before: Tensor | None, batch: Pass, _: AllAngles) -> Tensor:
         """[rows, hidden] → `before`, if any, and what it adds; takes part in the state of each sequence."""
-        layout, prefill = self.layout, batch.prefill
-        projected = kernels.linear(x, self.project, prefill)
+        layout = self.layout
+        projected = kernels.linear(x, self.project)
         gates = projected[:, layout.width + layout.values :]
         if self.gates is not None:
-            gates = kernels.linear(x, self.gates, prefill)
-        out = kernels.recurrence(
-            projected, gates, layout, batch.rows, self.index, self.convolution, self.decay, prefill
-        )
+            gates = kernels.linear(x, self.gates)
+        out = kernels.recurrence(projected, gates, layout, batch.rows, self.index, self.convolution, self.decay)
         out = kernels.gated_norm(out, projected, layout.width, self.norm, self.eps)
-        return added(kernels, out, self.output, before, prefill)
+        return added(kernels, out, self.output, before)
 
     def matrices(self) -> list[Matrix]:
         """All weights."""

@@ -1,9 +1,9 @@
 """A multi-token-prediction head: from the target's hidden states and the next token to a draft of the one after.
 
-Slot s of a head holds the target's features of position s and the token at s + 1; its output predicts the token at
-s + 2. Drafting further, a head takes its own last output in place of features. Native heads and trained ones differ in
-the description of their block, in what they are fed (the last hidden state, or several depths fused) and in how norms
-are stored.
+Entry t of a head is made from the target's features of position t − 1 and the token at t; its output predicts the token
+at t + 1. Drafting further, a head takes its own last output in place of features. Native heads and trained ones differ
+in the description of their block, in what they are fed (the last hidden state, or several depths fused) and in how
+norms are stored.
 """
 
 from __future__ import annotations
@@ -69,12 +69,11 @@ class MtpHead:
             kernels.rms_norm(kernels.columns(features, index * size, (index + 1) * size), gain, self.eps)
             for index, gain in enumerate(self.tap_norms)
         ]
-        return kernels.linear(kernels.beside(normed), self.fuse_matrix, False)
+        return kernels.linear(kernels.beside(normed), self.fuse_matrix)
 
     def forward(self, hidden: Tensor, batch: Pass) -> Tensor:
-        """Outputs of the wanted rows. `hidden` [rows, hidden]: fused features, or the head's own outputs.
-
-        `batch.tokens` are the tokens after each slot.
+        """Outputs of the wanted rows. `hidden` [rows, hidden]: fused features of the position before each row, or the
+        head's own outputs.
         """
         return self.run(self.kernels, batch, self.rope.angles(batch), self.embed(batch, hidden.dtype), hidden)
 
@@ -85,8 +84,13 @@ class MtpHead:
         _, out = self.block.forward(kernels, x, normed, self.final_norm, batch, angles)
         return kernels.pick(out, batch.wanted)
 
+    def draft(self, hidden: Tensor, batch: Pass) -> tuple[Tensor, Tensor]:
+        """As `forward`, and the logits of the wanted rows."""
+        found = self.forward(hidden, batch)
+        return found, self.logits(found)
+
     def fill(self, hidden: Tensor, batch: Pass) -> None:
-        """As `forward` for slots whose outputs are not wanted: a prompt's, all but the last."""
+        """As `forward` for rows whose outputs are not wanted."""
         self.fill_with(self.kernels, batch, self.rope.angles(batch), self.embed(batch, hidden.dtype), hidden)
 
     def fill_with(self, kernels: Kernels, batch: Pass, angles: AllAngles, embedded: Tensor, hidden: Tensor) -> None:
@@ -94,7 +98,7 @@ class MtpHead:
         self.block.fill(kernels, self._join(kernels, embedded, hidden), batch, angles)
 
     def embed(self, batch: Pass, dtype: torch.dtype) -> Tensor:
-        """Embeddings of the tokens after each slot, in the precision of activations."""
+        """Embeddings of the rows' tokens, in the precision of activations."""
         embedded = self.kernels.embed(batch.tokens, self.embedding).to(dtype)
         return embedded if batch.media is None else batch.media.merge(embedded)
 
@@ -103,7 +107,7 @@ class MtpHead:
             kernels.rms_norm(embedded, self.embedding_norm, self.eps),
             kernels.rms_norm(hidden, self.hidden_norm, self.eps),
         ]
-        return kernels.linear(kernels.beside(pair), self.fc, False)
+        return kernels.linear(kernels.beside(pair), self.fc)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Outputs [rows, hidden] → float32 logits [rows, draft vocabulary]."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
-from forerun.kernels.interface import Angles, Chunk
+from forerun.kernels.interface import Angles
 from forerun.models.layers.rows import Pass
 from forerun.weights.config_reader import ConfigReader
 
@@ -193,16 +193,16 @@ class Rope:
         positions = None if batch.media is None else batch.media.positions
         self._fill(batch.rows.longest)
         if positions is not None and self.axis is not None:
-            return self._of_rows(positions, self.axis, batch.rows.chunk)
+            return self._of_rows(positions, self.axis)
         return Angles(self.cos, self.sin)
 
     def placeholder(self) -> Angles:
         """Of no positions."""
         return Angles(self.cos[:0], self.sin[:0])
 
-    def _of_rows(self, positions: Tensor, axis: Tensor, chunk: Chunk | None) -> Angles:
+    def _of_rows(self, positions: Tensor, axis: Tensor) -> Angles:
         """Of the rows of a pass by time, height and width of each [3, rows]: entries of the table, so that a row that
-        counts them alike has the bits of any other. A prefill pass finds its rows by their position.
+        counts them alike has the bits of any other.
         """
         if not self.fixed:
             self._fill(int(positions.max()) + 1)  # a row of a picture may stand higher than its index
@@ -210,11 +210,7 @@ class Rope:
             positions[axis].T.contiguous(),
             torch.arange(len(axis), device=axis.device),
         )  # [rows, columns / 2], [columns / 2]
-        cos, sin = self.cos[turned], self.sin[turned]
-        if chunk is None:
-            return Angles(cos, sin, by_row=True)
-        before = self.inverse.new_zeros(chunk.position, len(axis))  # of rows that are not in the pass
-        return Angles(torch.cat([before, cos]), torch.cat([before, sin]))
+        return Angles(self.cos[turned], self.sin[turned], by_row=True)
 
     def reserve(self, positions: int) -> None:
         """Fill the table up to `positions` now: a captured graph cannot make it grow, and wants it where it is."""

@@ -90,6 +90,7 @@ class SamplingFields(RequestBody):
     min_tokens: Annotated[int, Field(ge=0, le=LARGEST)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[Several[Id], Field(max_length=1000)] | None = None
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1000)] | None = None
     speculative: bool | int | Annotated[str, Field(max_length=50)] | SpeculativeWish | None = None
 
     def wish(self, *, stop: str | Sequence[str] | None = None, **more: Any) -> GenerationWish:
@@ -104,6 +105,7 @@ class SamplingFields(RequestBody):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             speculation=speculation(self.speculative),
+            cache_salt=self.cache_salt or "",
             **more,
         )
 

@@ -22,7 +22,7 @@ _ALWAYS = frozenset(
         *("provider", "models", "fallbacks", "route", "transforms", "usage", "include_reasoning", "session_id"),
         *("trace", "tags", "num_retries", "timeout", "max_retries", "drop_params", "litellm_session_id"),
         # vLLM: places in queues and caches, ids, and what comes beside the text
-        *("priority", "request_id", "cache_salt", "kv_transfer_params", "return_token_ids"),
+        *("priority", "request_id", "kv_transfer_params", "return_token_ids"),
         *("return_tokens_as_token_ids", "guided_decoding_backend", "spaces_between_special_tokens"),
         # sglang
         *("rid", "separate_reasoning", "stream_reasoning", "extra_key", "data_parallel_rank", "session_params"),
