@@ -128,7 +128,7 @@ class PrefixIndex:
         return len(self._once) + len(self._again)
 
     def listen(self, listener: Callable[[PageEvent], None]) -> None:
-        """Call `listener` with every event, on the engine's thread; it must return at once. First it hears what there is."""
+        """Tell `listener` what there is, and then every event on the engine's thread; it must return at once."""
         for page in self._pages.values():
             listener(page.stored)
         self._listeners.append(listener)
