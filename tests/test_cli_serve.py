@@ -122,9 +122,12 @@ def test_every_setting_can_be_set_in_all_three_ways(
     }.get(type(default), ("localhost", '"localhost"', "localhost"))
     if entry.startswith("default_"):
         typed, written, wanted = "1", "1", 1
+    if entry == "kv_events_topic":
+        monkeypatch.setenv("FORERUN_KV_EVENTS", "tcp://127.0.0.1:5557")  # of which it is the topic
     (tmp_path / "own.jinja").write_text("{{ messages }}")
     words = {"tool_parser": "mistral", "reasoning_parser": "mistral", "reasoning": "low"}
-    if word := {**words, "chat_template": str(tmp_path / "own.jinja")}.get(entry):
+    words |= {"chat_template": str(tmp_path / "own.jinja"), "kv_events": "tcp://127.0.0.1:5557"}
+    if word := words.get(entry):
         typed, written, wanted = word, f'"{word}"', word
     if entry == "metrics_names":
         typed, written, wanted = "vllm,forerun", '["vllm", "forerun"]', ("vllm", "forerun")

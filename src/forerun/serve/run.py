@@ -163,7 +163,9 @@ def _kv_events(settings: ServeSettings, name: str) -> Generator[Callable[[Langua
         return
     from forerun.serve.kv_events import KvEventPublisher
 
-    publisher = KvEventPublisher(settings.kv_events, settings.kv_events_topic or f"kv@{socket.gethostname()}@{name}")
+    topic = settings.kv_events_topic or f"kv@{socket.gethostname()}@{name}"
+    publisher = KvEventPublisher(settings.kv_events, topic)
+    log.info("events of the cache at %s, topic %s", settings.kv_events, topic)
     try:
         yield publisher.follow
     finally:
