@@ -289,7 +289,7 @@ def test_an_address_that_is_taken_is_one_line(address: str) -> None:
         ({"kv_events": "tcp://127.0.0.1:70000"}, "as tcp://127.0.0.1:5557"),
         ({"kv_events": "tcp://1.2.3:5557"}, "as tcp://127.0.0.1:5557"),
         ({"kv_events": "ipc:///tmp/a"}, "as tcp://127.0.0.1:5557"),
-        ({"kv_events": "tcp://*:5557"}, "read all prompts and answers"),
+        ({"kv_events": "tcp://*:5557"}, "all prompts and answers"),
         ({"kv_events": "tcp://0.0.0.0:5557"}, "set a key"),
         ({"kv_events": "tcp://[::]:5557"}, "set a key"),
         ({"kv_events_topic": "mine"}, "say where with --kv-events"),

@@ -126,7 +126,7 @@ def test_a_gateway_sees_what_there_is(served: tuple[str, LocalEngine]) -> None:
         seen_later.append(gateway.picture())
     assert all(one.running <= PLACES and 0 <= one.usage < 1 for one in seen_later)
     waiting = [one.waiting for one in seen_later]
-    assert waiting == sorted(waiting, reverse=True), "nobody came"
+    assert waiting == sorted(waiting, reverse=True), "none came"
     until(lambda: gateway.picture() == Picture(0, 0, 0.0, PAGE, PAGES))
     assert model.engine.pool.prefix.idle > 0, "what is only cached is free"
 

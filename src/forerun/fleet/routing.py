@@ -68,7 +68,7 @@ def block_name(before: bytes, tokens: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What a replica's cache has, or its latest changes, for those who heard the ones before."""
+    """What a replica's cache has, or its latest changes, which add to earlier reports."""
 
     life: str  # of the cache; when it has lost everything it begins another one
     number: int  # of changes in this life until now

@@ -78,7 +78,7 @@ def _check_kv_events(settings: ServeSettings) -> None:
         raise ForerunError(f"--kv-events {address}: write an IP address and a port, as tcp://127.0.0.1:5557")
     if settings.api_key is None and not is_loopback(host):
         raise ForerunError(
-            f"--kv-events {address} can be reached by others, who read all prompts and answers there: set a key with "
+            f"--kv-events {address} gives the tokens of all prompts and answers to other machines: set a key with "
             "--api-key or FORERUN_API_KEY and keep the port inside, or publish at 127.0.0.1"
         )
     for package in ("zmq", "msgspec"):
