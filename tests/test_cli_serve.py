@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import sys
 from collections.abc import Callable
@@ -122,9 +123,12 @@ def test_every_setting_can_be_set_in_all_three_ways(
     }.get(type(default), ("localhost", '"localhost"', "localhost"))
     if entry.startswith("default_"):
         typed, written, wanted = "1", "1", 1
+    if entry == "kv_events_topic":
+        monkeypatch.setenv("FORERUN_KV_EVENTS", "tcp://127.0.0.1:5557")  # of which it is the topic
     (tmp_path / "own.jinja").write_text("{{ messages }}")
     words = {"tool_parser": "mistral", "reasoning_parser": "mistral", "reasoning": "low"}
-    if word := {**words, "chat_template": str(tmp_path / "own.jinja")}.get(entry):
+    words |= {"chat_template": str(tmp_path / "own.jinja"), "kv_events": "tcp://127.0.0.1:5557"}
+    if word := words.get(entry):
         typed, written, wanted = word, f'"{word}"', word
     if entry == "metrics_names":
         typed, written, wanted = "vllm,forerun", '["vllm", "forerun"]', ("vllm", "forerun")
@@ -241,6 +245,12 @@ def test_mistakes_elsewhere_are_one_line(
         assert f"--ping {float(number)}" in refuse(["--ping", number], capsys, server)
     for flag, value in (("--default-temperature", "-0.5"), ("--default-top-p", "2.0"), ("--default-top-k", "-1")):
         assert f"{flag} {value}: {flag[10:].replace('-', '_')} must be" in refuse([flag, value], capsys, server)
+    assert "as tcp://127.0.0.1:5557" in refuse(["--kv-events", "5557"], capsys, server)
+    events = ["--kv-events", "tcp://127.0.0.1:5557"]
+    assert "leave out --no-prefix-cache" in refuse([*events, "--no-prefix-cache"], capsys, server)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: find(name, *more) if name != "zmq" else None)
+    assert "pip install 'forerun[events]'" in refuse(events, capsys, server)
     assert "one of auto, none, hermes" in refuse(["--tool-parser", "x"], capsys, server)
     assert "one of auto, none, think" in refuse(["--reasoning-parser", "x"], capsys, server)
     assert "printable" in refuse(["--api-key", "a b"], capsys, server)

@@ -37,6 +37,7 @@ from test_serve_engine import (  # noqa: F401 - the server's own tests, against 
 
 import forerun
 from forerun.fleet.front import LOOK
+from forerun.fleet.routing import chain_of
 from forerun.serve.app import create_app
 from forerun.serve.local_engine import LocalEngine
 from forerun.serve.model_service import ModelService, loaded_model
@@ -397,6 +398,20 @@ def test_affinity_of_sessions_and_prompts(address: str) -> None:
     for turn in range(24):
         ask("x", **{"x-session-token": str(turn)})
     assert len(prompts() - before) >= 3, "and sessions are spread"
+
+
+def test_routers_hear_what_caches_hold(address: str) -> None:
+    """A handle in this process has a router of its own, and nothing was sent through it."""
+    from ray import serve
+
+    handle = serve.get_deployment_handle("engine", "forerun")
+    handle.readings.remote().result(timeout_s=10)
+    prefixes = handle._router._asyncio_router.request_router._chooser.prefixes
+    tokens = [number % 50 + 10 for number in range(200)]
+    assert call(address, "/v1/completions", {"prompt": tokens, "max_tokens": 1}).status == 200
+    until(lambda: prefixes.longest(chain_of(tokens)[-1:], prefixes._latest), 20)
+    (holder,) = prefixes.longest(chain_of(tokens), prefixes._latest)
+    assert set(chain_of(tokens)) <= prefixes._told(holder)
 
 
 @pytest.mark.long

@@ -125,6 +125,7 @@ def test_traces_of_others_are_read(tmp_path: Path) -> None:
         ({"routing": "best"}, "routing: "),
         ({"log_format": "xml"}, "log_format: "),
         ({"host": "0.0.0.0"}, "set a key"),
+        ({"kv_events": "tcp://127.0.0.1:5557"}, "--kv-events is for forerun serve"),
         ({"metrics_names": ["prometheus"]}, "--metrics-names prometheus"),
     ],
     ids=lambda value: str(value)[:40],

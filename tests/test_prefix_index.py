@@ -87,7 +87,7 @@ class Texts(RuleBasedStateMachine):
             assert event.key not in self.listed
             self.listed[event.key] = event
         elif isinstance(event, PageRemoved):
-            del self.listed[event.key]
+            assert self.listed.pop(event.key).resident == event.resident
         else:
             assert event == AllRemoved()
             self.listed.clear()
@@ -151,7 +151,7 @@ class Texts(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         self.pool.check([text.cache for text in self.live])
-        assert set(self.listed) == set(self.pool.prefix._pages)
+        assert self.listed == {key: page.stored for key, page in self.pool.prefix._pages.items()}
         for text in self.live:
             if text.cache.parked is None:
                 text.check()
@@ -313,3 +313,24 @@ def test_what_is_computed_again_needs_no_copy() -> None:
     pool.check([one.cache])
     one.cache.release()
     assert finished(pool, tokens).found == 28
+
+
+def test_a_late_listener_hears_what_is_there_and_pages_that_move_say_so() -> None:
+    pool = small_pool(SPECS[0], host=50)
+    finished(pool, list(range(12)))
+    events: list[PageEvent] = []
+    pool.prefix.listen(events.append)
+    stored = [event for event in events if isinstance(event, PageStored)]
+    assert [event.tokens for event in stored] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)] and len(events) == 3
+    assert [event.parent for event in stored] == [None, stored[0].key, stored[1].key]
+    assert all(event.resident for event in stored)
+    events.clear()
+    pool.prefix.make_free(PAGES)
+    away = [event for event in events if isinstance(event, PageStored)]
+    assert {event.key for event in away} == {event.key for event in stored} and len(events) == 6
+    assert not any(event.resident for event in away)
+    events.clear()
+    assert finished(pool, [*range(12), 9]).found == 12
+    assert events[:3] == [PageRemoved(event.key, resident=False) for event in stored[:1]] + stored[:1] + [
+        PageRemoved(stored[1].key, resident=False)
+    ]

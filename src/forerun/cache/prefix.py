@@ -34,11 +34,13 @@ STRIDE = 64  # tokens, at multiples of which recurrent state may be kept
 
 @dataclass(frozen=True, slots=True)
 class PageStored:
-    """A full page can be found from now on."""
+    """A full page can be found from now on. One that moves to the other memory is removed there and stored here."""
 
     key: bytes
     parent: bytes | None
     tokens: tuple[int, ...]
+    media: bytes = b""  # see `CachedPage.media`
+    resident: bool = True  # in the pool, or else in host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class PageRemoved:
     """A page is gone."""
 
     key: bytes
+    resident: bool = True  # it was in the pool, or else in host memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,12 @@ class CachedPage:
     def resident(self) -> bool:
         """Is it in the pool?"""
         return bool(self.pages)
+
+    @property
+    def stored(self) -> PageStored:
+        """What listeners are told of it."""
+        parent = None if self.parent is None else self.parent.key
+        return PageStored(self.key, parent, self.tokens, self.media, self.resident)
 
     @property
     def copied_bytes(self) -> int:
@@ -119,7 +128,9 @@ class PrefixIndex:
         return len(self._once) + len(self._again)
 
     def listen(self, listener: Callable[[PageEvent], None]) -> None:
-        """Call `listener` with every event, on the engine's thread; it must return at once."""
+        """Tell `listener` what there is, and then every event on the engine's thread; it must return at once."""
+        for page in self._pages.values():
+            listener(page.stored)
         self._listeners.append(listener)
 
     def _tell(self, event: PageEvent) -> None:
@@ -144,7 +155,7 @@ class PrefixIndex:
             group.share([number])
         page = CachedPage(key, parent, tokens, media, pages)
         self._pages[key] = page
-        self._tell(PageStored(key, None if parent is None else parent.key, tokens))
+        self._tell(page.stored)
         return page
 
     def use(self, page: CachedPage) -> None:
@@ -193,6 +204,8 @@ class PrefixIndex:
             self._once.pop(page, None)
             self._again.pop(page, None)
             self._away[page] = None
+            self._tell(PageRemoved(page.key))
+            self._tell(page.stored)
         while self.host_bytes > self.host_limit and self._away:
             self._drop([next(iter(self._away))])
 
@@ -209,14 +222,14 @@ class PrefixIndex:
             group.put(taken[-1], keys, values)
         for page, *held in zip(away, *taken, strict=True):
             page.pages = held
-            self._forget_copies(page)
+            self._has_come_back(page)
 
     def adopt(self, page: CachedPage, pages: list[int]) -> None:
         """A page in host memory was computed again: it is in the pool from now on."""
         for group, number in zip(self.groups, pages, strict=True):
             group.share([number])
         page.pages = pages
-        self._forget_copies(page)
+        self._has_come_back(page)
         self._away.pop(page, None)
         if not page.users:
             self._once[page] = None
@@ -227,6 +240,11 @@ class PrefixIndex:
             group.share([new])
             group.give_back([old])
         page.pages = pages
+
+    def _has_come_back(self, page: CachedPage) -> None:
+        self._forget_copies(page)
+        self._tell(PageRemoved(page.key, resident=False))
+        self._tell(page.stored)
 
     def _forget_copies(self, page: CachedPage) -> None:
         size, page.copies = page.copied_bytes, []
@@ -250,7 +268,7 @@ class PrefixIndex:
         for group, number in zip(self.groups, page.pages, strict=bool(page.pages)):
             group.give_back([number])
         if not quietly:
-            self._tell(PageRemoved(page.key))
+            self._tell(PageRemoved(page.key, page.resident))
 
     def keep_state(self, page: CachedPage, state: SlotContents) -> None:
         """Recurrent state after the page's last row; of those that were never found the least recent makes room."""
@@ -282,6 +300,7 @@ class PrefixIndex:
         for page in [page for page in listed if not page.resident and not page.copies]:
             listed.remove(page)
             del self._pages[page.key]
+            self._tell(PageRemoved(page.key))
         for page in listed:
             if page.resident:
                 page.copies = []

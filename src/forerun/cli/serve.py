@@ -18,6 +18,7 @@ from forerun.cli.flags import (
 from forerun.cli.serve_screen import print_address, print_plan, print_settings
 from forerun.cli.sources import Sources, named_model, with_sources
 from forerun.cli.terminal_progress import terminal_progress
+from forerun.errors import ForerunError
 from forerun.serve.settings import LogFormat, LogLevel, ServeSettings
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def serve(
     from forerun.serve.settings_check import check_settings, free_port
 
     check_settings(settings)
+    if settings.kv_events is not None and not loading.prefix_cache:
+        raise ForerunError("--kv-events has nothing to tell without a prefix cache: leave out --no-prefix-cache")
     if not quiet or dry_run:
         own = {"model": model, "log_level": log_level, "log_format": log_format, "quiet": quiet}
         print_settings(settings, own | loading.arguments(), sources)

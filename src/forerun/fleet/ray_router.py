@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from forerun.fleet.routing import ByPrefix, Chooser, Policy, Route, make_chooser
+from forerun.fleet.routing import ByPrefix, CacheReport, Chooser, Policy, Route, make_chooser
 
 NEXT = 4  # replicas that are asked when the chosen one is full
 NOWHERE = Route()
@@ -46,10 +46,15 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray has no annotation
         self._chooser.sent(_route(pending_request), replica_id.unique_id)
 
     def update_replicas(self, replicas: Sequence[RunningReplica]) -> None:
-        """Some came or went."""
+        """Some came or went, or said how they are."""
         super().update_replicas(replicas)
         if isinstance(self._chooser, ByPrefix):
-            self._chooser.prefixes.keep(replica.replica_id.unique_id for replica in replicas)
+            prefixes = self._chooser.prefixes
+            prefixes.keep(replica.replica_id.unique_id for replica in replicas)
+            for replica in replicas:
+                report = replica.routing_stats.get("cache")
+                if report is not None:
+                    prefixes.reported(replica.replica_id.unique_id, CacheReport(*report))
 
 
 def _model(replica: RunningReplica) -> str | None:

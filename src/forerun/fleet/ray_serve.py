@@ -78,9 +78,13 @@ class EngineReplica:
         return await self._replica.count_media(ids, parts)
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """For routers: how it is, where they have heard nothing of it for a while, and whose work it can do."""
-        state = self._replica.readings().state
-        return {"queue": state.running + state.waiting, "model": self._replica.about.fingerprint}
+        """For routers: how it is, whose work it can do, and what its cache has. Ray's own processes unpack it."""
+        state, report = self._replica.readings().state, self._replica.diary.report()
+        return {
+            "queue": state.running + state.waiting,
+            "model": self._replica.about.fingerprint,
+            "cache": (report.life, report.number, report.changes, report.whole),  # they may not have our classes
+        }
 
     def check_health(self) -> None:
         """Ray replaces a replica that fails here."""

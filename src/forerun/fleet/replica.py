@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forerun.engine.sequence import Logprob
 from forerun.errors import ForerunError
+from forerun.fleet.cache_diary import CacheDiary
 from forerun.fleet.wire import Accepted, Item, OtherModel, Over, Reading, Said, unpack
 from forerun.media.parts import Kind, MediaPart, MediaPrompt, MediaReader
 from forerun.serve.daemon_threads import beside
@@ -57,7 +58,8 @@ class Replica:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
-        self.engine = LocalEngine(settings)
+        self.diary = CacheDiary()
+        self.engine = LocalEngine(settings, lambda model: model.engine.pool.prefix.listen(self.diary.hear))
         self._off_loop = OffLoop(settings.template_timeout)
         self._loaded: LoadedModel | None = None
         self._about: About | None = None

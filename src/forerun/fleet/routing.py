@@ -1,7 +1,7 @@
 """Which replica answers: who has the beginning of the prompt, then who has least to do. No Ray in here.
 
 A prompt is known by the hashes of its blocks, each over everything before it too, as prefix caches have them. Where a
-prefix is known to be comes from events of the caches, and as long as there are none from where prompts were sent. A
+prefix is known to be comes from what caches report, and as long as a report may be late from where prompts were sent. A
 prompt that is new everywhere goes by rendezvous hashing of its session, or of its first block: every front sends it the
 same way, and a replica that comes or goes moves only its own share.
 
@@ -11,10 +11,12 @@ when it has `slack` more answers to make: a hot prefix spreads over as many repl
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
@@ -23,6 +25,7 @@ from typing import Generic, Literal, Protocol, TypeVar, get_args
 BLOCK = 64  # tokens
 BLOCKS = 512  # of a prompt that are looked at: after so many, prompts of one kind have parted
 KEPT = 200_000  # prefixes that are remembered, all replicas together
+LATE = 30.0  # seconds after which a replica that reports has what it was sent only if it says so
 SLACK = 4  # answers more than another one: so much is a prefix worth
 
 Policy = Literal["prefix", "queue", "round-robin"]
@@ -53,51 +56,110 @@ def chain_of(tokens: Sequence[int]) -> tuple[int, ...]:
     """
     before, found = b"", []
     for block in range(min(len(tokens) // BLOCK, BLOCKS)):
-        part = array("q", tokens[block * BLOCK : (block + 1) * BLOCK]).tobytes()
-        before = blake2b(before + part, digest_size=8).digest()
+        before = block_name(before, tokens[block * BLOCK : (block + 1) * BLOCK])
         found.append(int.from_bytes(before, "big"))
     return tuple(found)
 
 
-class Prefixes(Generic[Key]):
-    """Which replicas have which blocks. The least recently used are forgotten."""
+def block_name(before: bytes, tokens: Sequence[int]) -> bytes:
+    """Of a whole block that stands after the one called `before`; nothing stands before the first."""
+    return blake2b(before + array("q", tokens).tobytes(), digest_size=8).digest()
 
-    def __init__(self, most: int = KEPT) -> None:
-        self._most = most
-        self._places: OrderedDict[int, set[Key]] = OrderedDict()
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What a replica's cache has, or its latest changes, which add to earlier reports."""
+
+    life: str  # of the cache; when it has lost everything it begins another one
+    number: int  # of changes in this life until now
+    changes: tuple[int, ...]  # the latest, oldest first: a block that is there, or `~block`: it is gone
+    whole: bool  # or else these are all blocks there are
+
+
+class Prefixes(Generic[Key]):
+    """Which replicas have which blocks, and until when that is believed. The least recently used are forgotten."""
+
+    def __init__(self, most: int = KEPT, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = most, clock
+        self._places: OrderedDict[int, dict[Key, float]] = OrderedDict()
+        self._blocks: dict[Key, set[int]] = {}  # the same by replica
+        self._latest: dict[Key, CacheReport] = {}
 
     def stored(self, replica: Key, blocks: Iterable[int]) -> None:
         """It has them now."""
+        self._believe(replica, blocks, math.inf)
+
+    def sent(self, replica: Key, blocks: Iterable[int]) -> None:
+        """It will have them soon. One that reports says so itself before long."""
+        self._believe(replica, blocks, self._clock() + LATE if replica in self._latest else math.inf)
+
+    def _believe(self, replica: Key, blocks: Iterable[int], until: float) -> None:
+        own = self._blocks.setdefault(replica, set())
         for block in blocks:
-            self._places.setdefault(block, set()).add(replica)
+            own.add(block)
+            places = self._places.setdefault(block, {})
+            places[replica] = max(until, places.get(replica, until))
             self._places.move_to_end(block)
         while len(self._places) > self._most:
-            self._places.popitem(last=False)
+            block, places = self._places.popitem(last=False)
+            for place in places:
+                self._blocks[place].discard(block)
 
     def removed(self, replica: Key, blocks: Iterable[int]) -> None:
         """It has them no longer."""
+        own = self._blocks.get(replica, set())
         for block in blocks:
-            places = self._places.get(block)
-            if places is not None:
-                places.discard(replica)
-                if not places:
+            if block in own:
+                own.remove(block)
+                del self._places[block][replica]
+                if not self._places[block]:
                     del self._places[block]
+
+    def reported(self, replica: Key, report: CacheReport) -> None:
+        """What it says of its own cache. The same report may come again, and some may never come."""
+        before = self._latest.get(replica)
+        if before == report or (before is not None and before.life == report.life and before.number > report.number):
+            return
+        self._latest[replica] = report
+        unheard = report.number - (0 if before is None or before.life != report.life else before.number)
+        if before is None:  # it begins to report: what it was sent of late it may be about to read
+            self._doubt(replica)
+        elif before.life != report.life:
+            self.removed(replica, list(self._blocks.get(replica, ())))
+        elif report.whole or unheard > len(report.changes):
+            self.removed(replica, self._told(replica) - (set(report.changes) if report.whole else set()))
+        fresh = report.changes if report.whole else report.changes[max(0, len(report.changes) - unheard) :]
+        for change in fresh:
+            if change >= 0:
+                self.stored(replica, (change,))
+            else:
+                self.removed(replica, (~change,))
+
+    def _doubt(self, replica: Key) -> None:
+        until = self._clock() + LATE
+        for block in self._blocks.get(replica, ()):
+            self._places[block][replica] = until
+
+    def _told(self, replica: Key) -> set[int]:
+        """Blocks that it reported."""
+        return {block for block in self._blocks.get(replica, ()) if self._places[block][replica] == math.inf}
 
     def keep(self, replicas: Iterable[Key]) -> None:
         """All others are gone, with all they had."""
-        known = set(replicas)
-        for block in [block for block, places in self._places.items() if not places <= known]:
-            self._places[block] &= known
-            if not self._places[block]:
-                del self._places[block]
+        for replica in (self._blocks.keys() | self._latest.keys()) - set(replicas):
+            self.removed(replica, list(self._blocks.get(replica, ())))
+            self._blocks.pop(replica, None)
+            self._latest.pop(replica, None)
 
     def longest(self, chain: Sequence[int], among: Collection[Key]) -> set[Key]:
         """The replicas that have most of the chain's beginning; none, where no replica has any of it.
 
         A cache gives up the end of a prefix before its beginning: a replica that has a block has all before it.
         """
+        now = self._clock()
         for block in reversed(chain):
-            here = {replica for replica in self._places.get(block, ()) if replica in among}
+            places = self._places.get(block, {})
+            here = {replica for replica, until in places.items() if replica in among and until > now}
             if here:
                 return here
         return set()
@@ -117,7 +179,7 @@ class ByPrefix(Generic[Key]):
     """The longest prefix first, then the shortest queue."""
 
     def __init__(self, seed: int | None = None, slack: int = SLACK) -> None:
-        self.prefixes: Prefixes[Key] = Prefixes()  # events of prefix caches go here
+        self.prefixes: Prefixes[Key] = Prefixes()  # reports of prefix caches go here
         self._dice, self._slack = random.Random(seed), slack
 
     def choose(self, route: Route, queues: dict[Key, int | None]) -> Key:
@@ -136,8 +198,8 @@ class ByPrefix(Generic[Key]):
         return rendezvous(route.home, replicas) if route.home else None
 
     def sent(self, route: Route, replica: Key) -> None:
-        """Until caches tell: a replica that reads a prompt has it."""
-        self.prefixes.stored(replica, route.chain)
+        """Until its cache reports: a replica that reads a prompt has it."""
+        self.prefixes.sent(replica, route.chain)
 
 
 class ByQueue(Generic[Key]):

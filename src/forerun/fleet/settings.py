@@ -78,6 +78,8 @@ class FleetPlan:
         from forerun.serve.settings_check import check_settings
 
         check_settings(self.serving)
+        if self.serving.kv_events is not None:
+            raise ForerunError("--kv-events is for forerun serve: the replicas of a fleet would share one address")
         self.fleet.check()
 
 

@@ -35,8 +35,11 @@ END = 10.0  # seconds for the engine's thread to end; a device that hangs does n
 class LocalEngine:
     """An `EngineClient`. It may be made before there is a model: it is loading until `load` or `open` is done."""
 
-    def __init__(self, settings: ServeSettings | None = None) -> None:
-        self.settings = settings or ServeSettings()
+    def __init__(
+        self, settings: ServeSettings | None = None, opened: Callable[[LanguageModel], None] = lambda _: None
+    ) -> None:
+        """`opened`: gets the model before its engine runs."""
+        self.settings, self._opened = settings or ServeSettings(), opened
         self.model: LanguageModel | None = None
         self.tally = Tally()
         self._status: Literal["loading", "ready", "draining", "broken"] = "loading"
@@ -67,6 +70,7 @@ class LocalEngine:
     def open(self, model: LanguageModel) -> None:
         """Serve a model that is loaded. From now on nobody else may use its engine."""
         assert self._thread is None, "one model"
+        self._opened(model)
         scheduler = model.engine.scheduler
         if scheduler.max_sequences < self.settings.max_running:
             log.warning("at most %d answers can be in the making at once", scheduler.max_sequences)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from pathlib import PurePath
@@ -137,15 +138,35 @@ async def _run(load: Callable[[], LanguageModel], settings: ServeSettings, model
     from forerun.serve.metrics import Metrics
     from forerun.serve.model_service import ModelService, loaded_model
 
-    engine = LocalEngine(settings)
     name, aliases = model_names(model, settings)
-    service = ModelService(name, engine, aliases, listed=settings.served_model_name, any_name=settings.any_model_name)
+    with _kv_events(settings, name) as opened:
+        engine = LocalEngine(settings, opened)
+        service = ModelService(
+            name, engine, aliases, listed=settings.served_model_name, any_name=settings.any_model_name
+        )
 
-    async def make_ready() -> None:
-        model = loaded_model(await engine.load(load), settings)
-        await beside(lambda: model.grammar_vocabulary)  # now, and not while the first client waits for it
-        service.ready(model)
-        log.info("ready: %s", name)
+        async def make_ready() -> None:
+            model = loaded_model(await engine.load(load), settings)
+            await beside(lambda: model.grammar_vocabulary)  # now, and not while the first client waits for it
+            service.ready(model)
+            log.info("ready: %s", name)
 
-    app = create_app(service, settings, Metrics(engine.readings, name, settings.metrics_names))
-    await serve(app, engine, settings, make_ready())
+        app = create_app(service, settings, Metrics(engine.readings, name, settings.metrics_names))
+        await serve(app, engine, settings, make_ready())
+
+
+@contextlib.contextmanager
+def _kv_events(settings: ServeSettings, name: str) -> Generator[Callable[[LanguageModel], None], None, None]:
+    """What follows the cache of the model, for as long as it serves."""
+    if settings.kv_events is None:
+        yield lambda _: None
+        return
+    from forerun.serve.kv_events import KvEventPublisher
+
+    topic = settings.kv_events_topic or f"kv@{socket.gethostname()}@{name}"
+    publisher = KvEventPublisher(settings.kv_events, topic)
+    log.info("events of the cache at %s, topic %s", settings.kv_events, topic)
+    try:
+        yield publisher.follow
+    finally:
+        publisher.close()

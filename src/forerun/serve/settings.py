@@ -87,6 +87,15 @@ class ServeSettings:
     metrics_names: tuple[str, ...] = field(
         default=(), metadata=_about(NETWORK, "What names of metrics begin with: forerun, vllm; default: forerun.")
     )
+    kv_events: str | None = field(
+        default=None,
+        metadata=_about(
+            NETWORK, "Tell subscribers what the prefix cache holds: tcp://127.0.0.1:5557.", metavar="ADDRESS"
+        ),
+    )
+    kv_events_topic: str | None = field(
+        default=None, metadata=_about(NETWORK, "Topic of these events; default: kv@, the host's name, @, the model's.")
+    )
     ping: float = field(default=15.0, metadata=_about(NETWORK, "Seconds between pings in a silent stream."))
 
     def __post_init__(self) -> None:

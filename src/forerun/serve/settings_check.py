@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import math
 import re
@@ -21,6 +22,7 @@ CHOICES = {
     "reasoning_parser": REASONING_PARSERS,
     "reasoning": ("auto", "off", *BUDGETS),
 }
+PUBLISHED = re.compile(r"tcp://(\*|\[[0-9a-f:.]+\]|[0-9.]+):([0-9]{1,5})", re.IGNORECASE)
 # A whole origin, or a host's name alone.
 ORIGIN = re.compile(r"\*|(?:[a-z][a-z0-9+.-]*://)?(?:\[[0-9a-f:.]+\]|[^/:@\s\[\]*]+)(?::[0-9]{1,5})?/?", re.IGNORECASE)
 
@@ -53,6 +55,7 @@ def check_settings(settings: ServeSettings) -> None:
                 f"--allowed-origins {origin}: write what a browser sends, as https://app.example or "
                 "http://localhost:3000, a host's name for all its ports, or *"
             )
+    _check_kv_events(settings)
     key = settings.api_key
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
         raise ForerunError("--api-key must be printable ASCII without spaces: headers carry nothing else")
@@ -61,6 +64,34 @@ def check_settings(settings: ServeSettings) -> None:
             f"--host {settings.host} can be reached by others: set a key with --api-key or FORERUN_API_KEY, "
             "or listen on 127.0.0.1"
         )
+
+
+def _check_kv_events(settings: ServeSettings) -> None:
+    address = settings.kv_events
+    if address is None:
+        if settings.kv_events_topic is not None:
+            raise ForerunError(f"--kv-events-topic {settings.kv_events_topic}: say where with --kv-events")
+        return
+    found = PUBLISHED.fullmatch(address)
+    host, port = ("", 0) if found is None else (found[1].strip("[]"), int(found[2]))
+    if not 0 < port <= 65535 or not (host == "*" or _is_ip_address(host)):
+        raise ForerunError(f"--kv-events {address}: write an IP address and a port, as tcp://127.0.0.1:5557")
+    if settings.api_key is None and not is_loopback(host):
+        raise ForerunError(
+            f"--kv-events {address} gives the tokens of all prompts and answers to other machines: set a key with "
+            "--api-key or FORERUN_API_KEY and keep the port inside, or publish at 127.0.0.1"
+        )
+    for package in ("zmq", "msgspec"):
+        if importlib.util.find_spec(package) is None:
+            raise ForerunError(f"--kv-events needs the package {package}: pip install 'forerun[events]'")
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_sampling(name: str, value: float | None, flag: str) -> None:
