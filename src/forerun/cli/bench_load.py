@@ -78,7 +78,8 @@ def engine_load(model: str, loading: Mapping[str, Any], wish: LoadWish, progress
     import forerun
     from forerun.bench.engine_load import EngineTarget
 
-    target = EngineTarget(forerun.load(model, progress=progress, **loading))
+    # Every arm gets the same prompts: what one has read must not help the next.
+    target = EngineTarget(forerun.load(model, progress=progress, **{**loading, "prefix_cache": False}))
     return _measured(_measure(target, wish, progress))
 
 

@@ -73,7 +73,7 @@ class CacheReport:
     life: str  # of the cache; when it has lost everything it begins another one
     number: int  # of changes in this life until now
     changes: tuple[int, ...]  # the latest, oldest first: a block that is there, or `~block`: it is gone
-    whole: bool  # or else these are all blocks there are
+    whole: bool  # `changes` are all blocks that there are
 
 
 class Prefixes(Generic[Key]):
