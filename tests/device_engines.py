@@ -23,7 +23,7 @@ from forerun.draft.lookup import Lookup
 from forerun.draft.model import ModelDrafter
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import RowDrafter
-from forerun.engine.device_runner import DeviceRunner
+from forerun.engine.device_runner import DeviceRunner, Graphs
 from forerun.engine.engine import Engine
 from forerun.kernels.cuda import CudaKernels
 from forerun.models.families import build
@@ -96,6 +96,17 @@ def device_engine(
     pool = PagePool.for_model(decoder.config, pages, PAGE, torch.float32, DEVICE, slots=4, on_device=True, parts=parts)
     sizes: dict[str, Any] = {"vocab": VOCAB, "context": context, "chunk": chunk, "prefix_cache": prefix_cache}
     return Engine(decoder, pool, {"lookup": Lookup(), **rows}, **sizes)
+
+
+def capture_as_a_gpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is captured runs once before, for no sequence; where that fails, nothing is captured."""
+
+    def capture(graphs: Graphs, launch: Callable[[], Any]) -> Callable[[], Any]:
+        launch()
+        return launch
+
+    monkeypatch.setattr(Graphs, "real", True)
+    monkeypatch.setattr(Graphs, "capture", capture)
 
 
 def spoil_results(model: Decoder) -> None:

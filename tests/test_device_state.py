@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from device_engines import (
+    DEVICE,
     PROMPTS,
     SLOW,
     TOKENS,
     answers,
+    capture_as_a_gpu_does,
     device_engine,
     runner_of,
     tell,
@@ -29,6 +32,7 @@ from forerun.engine.device_runner import Graphs
 from forerun.engine.plan import Outcome
 from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up
+from forerun.models.layers.rows import Output, Pass
 from forerun.policy.decision import PLAIN, Decision
 from forerun.policy.records import Part
 from forerun.progress import NullProgress
@@ -87,6 +91,30 @@ def test_what_auto_may_want_is_captured_before(folder: Path, head: Path, monkeyp
     assert (set(runner._rounds), set(runner._drafts)) == (rounds, drafts)
     runner.prepare(8, True, NullProgress(), batch=4)
     assert {shape.lines for shape in set(runner._rounds) - rounds if not shape.chunks} == {1, 2, 4}
+
+
+@pytest.mark.parametrize("broken", [1, 3])
+def test_a_pass_fails_while_it_is_captured(
+    broken: int, folder: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been a drafter: the round runs without drafters, and with the rows that it was made for."""
+    if DEVICE.type == "cpu":
+        capture_as_a_gpu_does(monkeypatch)
+    engine, passes = device_engine(folder, head), 0
+    wish = request(PROMPTS[0], max_tokens=4, draft="mtp", draft_tokens=2)
+    (expected,) = answers(device_engine(folder, None), replace(wish, draft="off", draft_tokens=None))
+    usual = engine.model.forward
+
+    def forward(batch: Pass) -> Output:
+        nonlocal passes
+        passes += 1
+        if passes == broken:
+            raise RuntimeError("no pass")
+        return usual(batch)
+
+    monkeypatch.setattr(engine.model, "forward", forward)
+    (sequence,) = run(engine, wish, warned=True)
+    assert sequence.answer == expected and "drafter mtp failed" in sequence.warnings[0]
 
 
 def test_a_round_ends_before_graphs_are_captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

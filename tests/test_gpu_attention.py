@@ -25,9 +25,13 @@ SPARE = 0
 Parts = Sequence[tuple[int, int, int]]  # owner, position of the first row, rows
 
 
-@pytest.fixture(autouse=True)
-def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter is slow: contexts of 200 keys have groups of both lengths, and programs with several of them."""
+@pytest.fixture(autouse=True, params=[0, 1 << 20], ids=["whole", "split"])
+def small_groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is slow: contexts of 200 keys have groups of both lengths, and programs with several of them.
+
+    Tiles of prompts are one program each, or one for some of their groups.
+    """
+    monkeypatch.setattr(attention_module, "SPLIT_ROWS", request.param)
     for name, value in (("NEAR_KEYS", 32), ("FAR_KEYS", 64), ("FAR", 128), ("LONGEST_BLOCK", 16), ("PROGRAMS", 6)):
         monkeypatch.setattr(attention_module, name, value)
     monkeypatch.setattr(attention_module, "LEAST_SPLITS", 2)

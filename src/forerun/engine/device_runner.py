@@ -321,7 +321,7 @@ class DeviceRunner(Runner):
         try:
             output, result = self._run(shape, upload, turns, ticket)
         except Exception as error:
-            if not shape.follows:
+            if not shape.follows or not self._has_not_run(shape, turns):
                 raise
             for turn in turns:  # it may have been a drafter: without drafters the target's own fault comes again
                 for name in turn.follows & set(turn.sequence.arms):
@@ -363,6 +363,11 @@ class DeviceRunner(Runner):
             self._forget_oldest(self._rounds)
         self._rounds.move_to_end(shape)
         return self._rounds[shape]()
+
+    def _has_not_run(self, shape: Shape, turns: list[Turn]) -> bool:
+        """Did nothing of a round that failed change a sequence? Captures run for none; recurrent state moves on."""
+        media = any(turn.is_prompt and turn.sequence.request.media is not None for turn in turns)
+        return self.pool.states is None or (shape not in self._rounds and not media)
 
     def _lay_out(self, turns: list[Turn], slots: list[int], host: set[int]) -> tuple[Launched, Shape, Upload]:
         """Write down the rows: first those that are generated, then those of prompts."""
@@ -471,11 +476,12 @@ class DeviceRunner(Runner):
         for name in ("turns", "chunks", "stretches", "live"):
             upload.here[name].fill(0)
         upload.send()
-        replay = self.graphs.capture(lambda: self._body(shape, upload))
-        for name, before in here.items():
-            upload.here[name][:] = before
-        upload.send()
-        return replay
+        try:
+            return self.graphs.capture(lambda: self._body(shape, upload))
+        finally:
+            for name, before in here.items():
+                upload.here[name][:] = before
+            upload.send()
 
     def _body(self, shape: Shape, upload: Upload, turns: list[Turn] | None = None) -> tuple[Output, Tensor]:
         """The pass, entries of drafters, the choice. `turns`: where they have media, which are not captured."""

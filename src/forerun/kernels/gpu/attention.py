@@ -2,9 +2,10 @@
 
 A row of a tile is a row of the pass with one of the query heads that share a key head. Keys are cut in groups whose
 borders depend on positions alone. Inside a group blocks of keys follow each other with a running maximum; groups are
-merged in key order by one formula, `_add_group`. What generated rows see is read by many programs, a group each, whose
-results wait in scratch for the last of them, which merges; a tile of a prompt's rows is one program that keeps two
-results in registers, that of its group and that of all groups before. Both add blocks with `_add_block`.
+merged in key order by one formula, `_add_group`. What few rows see is read by many programs, a group each, whose
+results wait in scratch for the last of them, which merges; where a pass has many rows of prompts, a tile of them is one
+program that keeps two results in registers, that of its group and that of all groups before. Both add blocks with
+`_add_block`.
 
 What makes the forms agree to the bit:
 - Blocks of keys are the same size in both, so a product adds in the same order; only the number of its rows differs.
@@ -15,6 +16,7 @@ What makes the forms agree to the bit:
 """
 
 import math
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from forerun.kernels.gpu.guard import on_its_device
 from forerun.kernels.gpu.overlap import after_previous, overlaps
-from forerun.kernels.interface import CHUNK_ROWS, WIDEST, AttentionSpec, LayerPages, PassRows, RowTables
+from forerun.kernels.interface import CHUNK_ROWS, WIDEST, AttentionSpec, LayerPages, PassRows
 
 # Borders of groups. Later groups are longer: that bounds the scratch and what the last program of a tile has to merge.
 NEAR_KEYS = 256  # of a group that ends at FAR or before
@@ -47,6 +49,8 @@ PROMPT_TILE = 128  # rows of a tile of a prompt's rows, at most
 PROMPT_BYTES = 32 * 1024  # of such a tile's queries, at most: two results of that shape fit into registers
 PROMPT_WARPS = 8
 PROMPT_STAGES = 5
+SPLIT_ROWS = 512  # of a pass, up to which a tile of a prompt's rows has a program for each of some groups as well
+SPLIT_BYTES = 512 << 20  # of scratch for that, at most
 
 ROOMY = 160 * 1024  # bytes of shared memory for one program; GPUs with less get fewer stages and smaller tiles
 LOG2_E = math.log2(math.e)
@@ -187,7 +191,7 @@ def _sight(begin, tile, rows, earliest, SHARED: tl.constexpr, TILE: tl.constexpr
     do_not_specialize=["table_stride", "tile_lanes", "splits", "most_groups"],
     do_not_specialize_on_alignment=["turns", "at", "table", "first", "counters"],
 )
-def _attend_turns(
+def _attend_groups(
     qkv,
     keys,
     values,
@@ -425,10 +429,17 @@ def attention(qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPage
     assert tables is not None and FAR % NEAR_KEYS == FAR % FAR_KEYS == 0 and NEAR_KEYS % LONGEST_BLOCK == 0
     assert page >= 16 and qkv.stride(1) == 1 and layer.keys[0].is_contiguous() and layer.values[0].is_contiguous()
     out = torch.empty(len(qkv), spec.layout.heads * spec.layout.size, dtype=qkv.dtype, device=qkv.device)
+    kv_heads = layer.values.shape[1]
     if len(tables.turns):
-        _launch_turns(out, qkv, spec, rows, tables, layer, counters)
+        generated = len(qkv) if tables.generated is None else tables.generated
+        cut = generated_cut(spec, kv_heads, qkv.device)
+        _launch_groups(out, qkv, spec, rows, tables.turns, layer, counters, generated, cut)
     if len(tables.chunks):
-        _launch_chunks(out, qkv, spec, rows, tables, layer)
+        cut, seen = prompt_cut(spec, kv_heads, qkv), tables.pictures is not None and spec.window > 0
+        if not seen and splits_prompts(spec, len(qkv), most_groups(spec, rows.table(layer), page, cut)):
+            _launch_groups(out, qkv, spec, rows, tables.chunks, layer, counters, len(qkv), cut)
+        else:
+            _launch_chunks(out, qkv, spec, rows, layer, cut)
     return out
 
 
@@ -452,33 +463,82 @@ def roomy(device: torch.device) -> bool:
     return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"] >= ROOMY
 
 
-def _launch_turns(
+@dataclass(frozen=True, slots=True)
+class TileCut:
+    """How the rows of an owner are cut into tiles, and what a program of one has. No bit depends on it."""
+
+    rows: int  # of an owner, at most
+    tile: int
+    tiles: int  # of such an owner, for one key head
+    merged: int  # groups that are read at once in a merge
+    stages: int
+    warps: int
+
+
+def padded_size(spec: AttentionSpec) -> int:
+    """Entries of a head as tensor cores take them."""
+    return max(16, triton.next_power_of_2(spec.layout.size))
+
+
+def generated_cut(spec: AttentionSpec, kv_heads: int, device: torch.device) -> TileCut:
+    """For turns of generated rows."""
+    padded, tiles = padded_size(spec), triton.cdiv(WIDEST * (spec.layout.heads // kv_heads), TILE)
+    stages, warps = STAGES if roomy(device) else min(STAGES, 5), 2 * WARPS if padded > 128 else WARPS
+    return TileCut(WIDEST, TILE, tiles, max(1, min(8, MERGED // padded)), stages, warps)
+
+
+def prompt_cut(spec: AttentionSpec, kv_heads: int, qkv: Tensor) -> TileCut:
+    """For chunks of prompts."""
+    padded, items, room = padded_size(spec), CHUNK_ROWS * (spec.layout.heads // kv_heads), roomy(qkv.device)
+    fitting = (PROMPT_BYTES if room else PROMPT_BYTES // 2) // (padded * qkv.element_size())
+    tile = max(16, min(PROMPT_TILE, fitting, triton.next_power_of_2(items)))
+    stages = PROMPT_STAGES if room else min(PROMPT_STAGES, 3)
+    warps = PROMPT_WARPS if tile * padded > 64 * 64 else PROMPT_WARPS // 2
+    return TileCut(CHUNK_ROWS, tile, triton.cdiv(items, tile), 1, stages, warps)
+
+
+def most_groups(spec: AttentionSpec, table: Tensor, page: int, cut: TileCut) -> int:
+    """That a tile sees."""
+    most = groups(table.shape[1] * page)
+    if spec.window:  # no more keys than those of its first row and its other rows
+        most = min(most, (spec.window + cut.rows - 2) // NEAR_KEYS + 2)
+    return most
+
+
+def splits_prompts(spec: AttentionSpec, count: int, most: int) -> bool:
+    """Are so few rows of prompts worth scratch? Tiles of few rows are few programs, which a long text makes slow."""
+    scratch = count * spec.layout.heads * most * padded_size(spec) * 4
+    return count <= SPLIT_ROWS and scratch <= SPLIT_BYTES
+
+
+def _launch_groups(
     out: Tensor,
     qkv: Tensor,
     spec: AttentionSpec,
     rows: PassRows,
-    tables: RowTables,
+    turns: Tensor,
     layer: LayerPages,
     counters: Tensor,
+    count: int,
+    cut: TileCut,
 ) -> None:
-    layout, (kv_heads, page) = spec.layout, layer.values.shape[1:3]
-    shared, table, turns = layout.heads // kv_heads, rows.table(layer), len(tables.turns)
-    padded = max(16, triton.next_power_of_2(layout.size))
-    most = groups(table.shape[1] * page)
-    if spec.window:  # a tile sees no more keys than those of its first row and its other rows
-        most = min(most, (spec.window + WIDEST - 2) // NEAR_KEYS + 2)
-    splits = min(most, max(LEAST_SPLITS, min(MOST_SPLITS, PROGRAMS // (turns * kv_heads))))
-    tiles = triton.cdiv(WIDEST * shared, TILE)
-    tile_lanes = max(1, min(tiles, PROGRAMS // (turns * kv_heads * splits)))
-    count = len(qkv) if tables.generated is None else tables.generated
-    assert counters.numel() >= turns * kv_heads * tiles
+    """`turns`: as of `RowTables`, or its chunks; their rows are among the first `count` of the pass."""
+    tables, layout, (kv_heads, page) = rows.tables, spec.layout, layer.values.shape[1:3]
+    assert tables is not None
+    shared, table, padded = layout.heads // kv_heads, rows.table(layer), padded_size(spec)
+    most = most_groups(spec, table, page, cut)
+    busy = len(turns) if cut.rows == WIDEST else min(len(turns), triton.cdiv(count, cut.rows) + 1)
+    least_tiles = 1 if cut.rows == WIDEST else cut.tiles  # turns are narrow mostly, chunks are full
+    splits = min(most, max(LEAST_SPLITS, min(MOST_SPLITS, PROGRAMS // (busy * kv_heads * least_tiles))))
+    tile_lanes = max(least_tiles, min(cut.tiles, PROGRAMS // (busy * kv_heads * splits)))
+    assert counters.numel() >= len(turns) * kv_heads * cut.tiles
     partial = torch.empty(count, layout.heads, most, padded, dtype=torch.float32, device=qkv.device)
     sums = torch.empty(2, count, layout.heads, most, dtype=torch.float32, device=qkv.device)
-    _attend_turns[(kv_heads * tile_lanes, turns, splits)](
+    _attend_groups[(kv_heads * tile_lanes, len(turns), splits)](
         qkv,
         layer.keys,
         layer.values,
-        tables.turns,
+        turns,
         tables.at,
         table,
         rows.first,
@@ -501,32 +561,29 @@ def _launch_turns(
         padded,
         page,
         block_keys(page, padded * qkv.element_size()),
-        TILE,
-        tiles,
+        cut.tile,
+        cut.tiles,
         ONES,
-        max(1, min(8, MERGED // padded)),
+        cut.merged,
         NEAR_KEYS,
         FAR,
         FAR_KEYS,
         spec.window,
         spec.softcap * LOG2_E,
-        STAGES if roomy(qkv.device) else min(STAGES, 5),
-        num_warps=2 * WARPS if padded > 128 else WARPS,
+        cut.stages,
+        num_warps=cut.warps,
         enable_fp_fusion=False,
         launch_pdl=overlaps(qkv.device),
     )
 
 
 def _launch_chunks(
-    out: Tensor, qkv: Tensor, spec: AttentionSpec, rows: PassRows, tables: RowTables, layer: LayerPages
+    out: Tensor, qkv: Tensor, spec: AttentionSpec, rows: PassRows, layer: LayerPages, cut: TileCut
 ) -> None:
-    layout, (kv_heads, page) = spec.layout, layer.values.shape[1:3]
-    shared, table = layout.heads // kv_heads, rows.table(layer)
-    padded = max(16, triton.next_power_of_2(layout.size))
-    room = roomy(qkv.device)
-    fitting = (PROMPT_BYTES if room else PROMPT_BYTES // 2) // (padded * qkv.element_size())
-    tile = max(16, min(PROMPT_TILE, fitting, triton.next_power_of_2(CHUNK_ROWS * shared)))
-    _attend_chunks[(kv_heads * triton.cdiv(CHUNK_ROWS * shared, tile), len(tables.chunks))](
+    tables, layout, (kv_heads, page) = rows.tables, spec.layout, layer.values.shape[1:3]
+    assert tables is not None
+    table, padded = rows.table(layer), padded_size(spec)
+    _attend_chunks[(kv_heads * cut.tiles, len(tables.chunks))](
         qkv,
         layer.keys,
         layer.values,
@@ -542,20 +599,20 @@ def _launch_chunks(
         layer.values.stride(0),
         spec.factor * LOG2_E,
         kv_heads,
-        shared,
+        layout.heads // kv_heads,
         layout.size,
         padded,
         page,
         block_keys(page, padded * qkv.element_size()),
-        tile,
+        cut.tile,
         ONES,
         NEAR_KEYS,
         FAR,
         FAR_KEYS,
         spec.window,
         spec.softcap * LOG2_E,
-        PROMPT_STAGES if room else min(PROMPT_STAGES, 3),
-        num_warps=PROMPT_WARPS if tile * padded > 64 * 64 else PROMPT_WARPS // 2,
+        cut.stages,
+        num_warps=cut.warps,
         enable_fp_fusion=False,
         launch_pdl=overlaps(qkv.device),
     )
