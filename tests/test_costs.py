@@ -256,3 +256,31 @@ def test_a_full_disk_leaves_nothing_behind(
     with caplog.at_level(logging.WARNING, "forerun"):
         CostFile(tmp_path / "costs", FACTS).write(Proportions({(1, 1): 1.0}, {}))
     assert "No space left" in caplog.text and not list((tmp_path / "costs").iterdir())
+
+
+def test_a_steady_machine_is_known_from_busy_rounds() -> None:
+    """Sequences come and go, and nearly every round reads a prompt: figures are those of the device all the same."""
+    table, dice = CostTable(), random.Random(4)
+    table.steady = True
+    true = {"step": 0.09, "follow": 0.12, "wait": 0.5, "row": 0.004, "prompt": 0.0033}
+
+    def seconds(shape: Shape) -> float:
+        steps = sum(depth for _, depth, _ in shape.drafts)
+        times = 1 + true["row"] * (shape.rows - 1) + true["step"] * steps + true["prompt"] * shape.prompt_rows
+        times += true["follow"] * bool(shape.follows) + true["wait"] * shape.waited
+        return 0.0007 * times * (1 + 0.02 * abs(dice.gauss(0, 1)))
+
+    for _ in range(3):
+        table.learn(Shape(1, 1), seconds(Shape(1, 1)))
+    for _ in range(1500):
+        many, depth = dice.randint(9, 16), dice.choice((0, 0, 1, 3))
+        drafts, follows = ((("mtp", depth, many),) if depth else ()), frozenset({"mtp"} if depth else ())
+        waited, prompts = dice.random() < 0.1, dice.choice((0, 64, 200))
+        shape = Shape(many, many * (1 + depth), drafts, follows, waited, prompts)
+        table.learn(shape, seconds(shape))
+    assert table.prompt_times(64) == pytest.approx(64 * true["prompt"], rel=0.15)
+    assert table.wait_times(16) == pytest.approx(true["wait"], rel=0.15)
+    for depth in (0, 1, 3):
+        drafts, follows = ((("mtp", depth, 16),) if depth else ()), frozenset({"mtp"} if depth else ())
+        shape = Shape(16, 16 * (1 + depth), drafts, follows)
+        assert table.times(shape) / table.second == pytest.approx(seconds(shape), rel=0.08)

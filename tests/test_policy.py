@@ -192,6 +192,25 @@ def test_arms_that_users_name() -> None:
     assert policy.decide([Ask(0, 15)]) == [PLAIN] and policy.follows(0) == frozenset()
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("arm", ["mtp", "lookup"])
+def test_what_named_arms_cost_is_not_lost_by_the_choice(arm: str, overlaps: bool) -> None:
+    """A user may name an arm that loses: other requests draft as if that had not been."""
+    policy = Policy(CostTable(), overlaps=overlaps)
+    for _ in range(3):
+        policy.costs.learn(Shape(1, 1), 1.0)
+    policy.join(0, {}, named=NamedArm(arm, 3))
+    for _ in range(200):
+        (decision,) = policy.decide([Ask(0, 15, {"lookup": 3, "long lookup": 0})])
+        assert decision.depth == 3
+        parts = [Part(0, decision, 3, 0, 1)]
+        policy.learn(RoundResult(parts, 3.0, policy.follows(0) - {"lookup"}, overlaps and arm == "lookup"))
+    assert policy.balance > 2 and policy.seconds_saved(0) == 0
+    policy.leave(0)
+    policy.join(0, HEAD)
+    assert "mtp" in {decision.arm for decision in run(policy, 60, {"mtp": 4})}
+
+
 def test_a_drafter_that_fails_takes_its_arms_along_and_may_be_given_back() -> None:
     policy = Policy(CostTable())
     policy.join(0, {"mtp": 6, "model": 8})

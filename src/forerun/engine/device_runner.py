@@ -336,7 +336,9 @@ class DeviceRunner(Runner):
         launched.result = self._results[-1][: result.numel()].view(result.shape).copy_(result, non_blocking=True)
         launched.events = self._events[-1]
         if launched.events:
-            if any(turn.sequence.is_under_way for turn in turns):
+            # Where the host has waited for tokens, what the device waited for it is a part of what that costs.
+            waited = ticket.plan.waited and ticket.plan.behind
+            if waited or any(turn.sequence.is_under_way for turn in turns):
                 launched.before = self._events[-2][1]
             launched.events[1].record()
         for turn, slot in zip(turns, slots, strict=True):

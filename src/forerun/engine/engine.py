@@ -119,7 +119,7 @@ class Engine:
             if self._under_way is not None and (plan.needs_host or not plan.turns):
                 self._deliver_last()
                 self._admit()
-                plan = self._plan()
+                plan = replace(self._plan(), behind=True)
             before, self._under_way = self._under_way, None
             try:
                 if plan.turns:
@@ -319,10 +319,10 @@ class Engine:
             self._pace.learn(seconds, quiet, rows)
         if taken:
             follows = NONE.union(*(turn.follows for turn in generating))
-            # A device's own time does not tell whether sequences came or went.
-            typical = ticket.typical and not prompts and (self.runner.overlaps or not changed)
+            # A device's own time does not tell whether sequences came or went, and rows of prompts take little of it.
+            typical = ticket.typical and (self.runner.overlaps or not (changed or prompts))
             waited = ticket.plan.waited and self.runner.overlaps
-            self.policy.learn(RoundResult(taken, seconds, follows, waited, typical, ticket.drafting))
+            self.policy.learn(RoundResult(taken, seconds, follows, waited, typical, ticket.drafting, rows))
 
     def _take(self, outcome: Outcome) -> Part | None:
         """Emit what one sequence got; keep just the rows of tokens that were emitted before the last.

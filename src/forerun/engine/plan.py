@@ -87,6 +87,7 @@ class Plan:
     turns: list[Turn]
     began: float  # when the host began to think about it
     waited: bool = False  # it was planned when the tokens of the round before were known, for text drafters
+    behind: bool = False  # the round before was taken in just now: the device has waited for the plan
     needs_host: bool = False  # the tokens of the round before must be known before it can start
 
     @property

@@ -25,6 +25,7 @@ YOUNG = 3  # measurements of a figure that all count; later ones only where the 
 GUESSED = 1.0  # relative error of any other figure before it was measured: it may well be twice or nothing
 REMEMBERED = 0.1  # relative error of a figure from an earlier run
 STALE = 0.05  # of a round: error of a figure that was not compared for long
+STEADY = 0.002  # of a round, by which a figure of a steady machine may be another one from one round to the next
 DRIFT = 0.01  # relative change of the machine's speed, and of a figure, from one measurement to the next
 FIRST_NOISE, LEAST_NOISE = 0.05, 0.005  # relative scatter of equal rounds, until measured, and at least
 NOISE_WEIGHT = 0.05  # of a new observation of it
@@ -32,6 +33,7 @@ SURPRISE = 3.0  # standard deviations beyond which a measurement is believed onl
 LEAST = 1e-4  # of a plain pass: a figure below it was hidden by noise
 FOLLOWING = 0.3  # of a step of drafting: a first guess at what following costs in a round
 WAITING = 0.1  # of a plain pass: a first guess at what it costs to know the tokens before planning
+PROMPT_ROWS, READING = 64, 0.2  # of a plain pass: a first guess at what so many rows of prompts add to a pass
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class Shape:
     drafts: tuple[tuple[str, int, int], ...] = ()  # drafter, its deepest draft, sequences that it drafted for
     follows: frozenset[str] = frozenset()  # drafters that followed
     waited: bool = False  # the tokens of the round before had to be known before this one was planned
+    prompt_rows: int = 0  # rows of prompts in the same pass
 
 
 def batch_class(sequences: int) -> int:
@@ -91,6 +94,7 @@ class CostTable:
 
     def __init__(self, earlier: Proportions | None = None) -> None:
         self._earlier = earlier
+        self.steady = False  # does the machine always have the same speed? So that a device's own times have no level
         self.start_over()
 
     @property
@@ -171,6 +175,10 @@ class CostTable:
         """Of knowing the tokens of a round before the next one is planned."""
         return self._other("wait", sequences).value
 
+    def prompt_times(self, rows: int) -> float:
+        """Of rows of prompts beside generated ones."""
+        return self._other("prompt", 1).value * rows / PROMPT_ROWS
+
     def times(self, shape: Shape) -> float:
         """Of a whole round."""
         return sum(self._figure(key).value * count for key, count in self._parts(shape).items())
@@ -204,6 +212,8 @@ class CostTable:
             self._level_variance = self._noise
             for figure in figures.values():  # nothing tells them from the level
                 figure.variance = min(figure.variance, (REMEMBERED * figure.value) ** 2)
+        elif self.steady:
+            self._fit(parts, figures, expected, seconds * self.second - expected)
         else:
             drafts = bool(shape.drafts) or shape.waited
             self._compare(parts, figures, expected, place - math.log(expected) - self._level, drafts)
@@ -216,6 +226,16 @@ class CostTable:
         size = batch_class(shape.sequences)
         self._widest[size] = max(self._widest.get(size, 0), shape.rows)
         self._last = parts, place
+
+    def _fit(self, parts: dict[Key, float], figures: dict[Key, Figure], expected: float, surprise: float) -> None:
+        """Share a surprise, in plain passes, among all that this round was the sum of."""
+        spread = self._noise * expected**2 + sum(figures[key].variance * count**2 for key, count in parts.items())
+        bound = SURPRISE * math.sqrt(spread)
+        surprise = min(max(surprise, -bound), bound)
+        for key, count in parts.items():
+            figure = figures[key]
+            figure.variance += (STEADY * expected) ** 2
+            self._correct(key, figure, figure.variance * count / spread, surprise, count)
 
     def _compare(
         self, parts: dict[Key, float], figures: dict[Key, Figure], expected: float, surprise: float, drafts: bool
@@ -290,7 +310,8 @@ class CostTable:
 
     def _correct(self, key: Key, figure: Figure, gain: float, surprise: float, by: float) -> None:
         figure.value = max(LEAST, figure.value + gain * surprise)
-        figure.variance = max(0.0, figure.variance * (1 - gain * by)) + (DRIFT * figure.value) ** 2
+        drift = 0.0 if self.steady else DRIFT * figure.value
+        figure.variance = max(0.0, figure.variance * (1 - gain * by)) + drift**2
         if key[0] == "pass":
             self._lines.clear()
             self._known.clear()
@@ -307,6 +328,8 @@ class CostTable:
             parts[f"{drafter} follow", size, 0] = 1.0
         if shape.waited:
             parts["wait", size, 0] = 1.0
+        if shape.prompt_rows:
+            parts["prompt", 1, 0] = shape.prompt_rows / PROMPT_ROWS
         return parts
 
     def _figure(self, key: Key) -> Figure:
@@ -408,6 +431,8 @@ def guess(name: str) -> float:
     """A figure beside the pass, before it was measured."""
     if name == "wait":
         return WAITING
+    if name == "prompt":
+        return READING
     drafter, _, what = name.rpartition(" ")
     arm = SERVED[drafter][0]
     if what == "step":

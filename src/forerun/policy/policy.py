@@ -10,6 +10,7 @@ decision looks at is known before a draft is made, so that it may decide under `
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from forerun.draft.arms import ARMS, MAX_DEPTH, SERVED
 from forerun.policy.acceptance import Priors
@@ -52,6 +53,7 @@ class Policy:
     def __init__(self, costs: CostTable, priors: Priors | None = None, overlaps: bool = False) -> None:
         """`overlaps`: rounds are planned while the one before runs, unless tokens are wanted first."""
         self.costs, self.priors, self.overlaps = costs, priors or Priors(), overlaps
+        costs.steady = overlaps  # then it is a device's own time that is measured
         self._sequences: dict[int, Member] = {}
         self._sizes: dict[int, Size] = {}
         self.balance = ALLOWANCE  # plain rounds that may still be lost, by all batches together
@@ -221,7 +223,7 @@ class Policy:
         drafters = dict.fromkeys(drafter for one in mine for drafter in one.rows)
         texts = self._texts(members, asks)
         named = [one.named.decide(ask.limit) for one, ask in zip(members, asks, strict=True) if one.named is not None]
-        shape = Shape(many, many + sum(decision.depth for decision in named), _drafts(named))
+        shape = _named_shape(many, members, named, self.overlaps)
         base = self.costs.times(shape)
         plain = self._plan(None, mine, texts, shape, base)
         plans = {drafter: self._plan(drafter, mine, texts, shape, base) for drafter in drafters}
@@ -319,7 +321,8 @@ class Policy:
             return Plan(None, 0, price, rate, spent, tokens)
         able = [one for one in mine if drafter in one.rows and not (warm and one.cold.get(drafter, 1))]
         others = [offers for number, offers in texts.items() if all(one.id != number for one in able)]
-        beside += costs.follow_times(drafter, many)
+        if drafter not in shape.follows:
+            beside += costs.follow_times(drafter, many)
         best = Plan(drafter, 0, 1.0, 0.0)
         if not able:
             return best
@@ -441,8 +444,8 @@ class Policy:
         drafted = [part for part in parts if part.drafted]
         decisions = [Decision(part.decision.arm, part.drafted) for part in drafted]
         shape = Shape(many, many + sum(d.depth for d in decisions), _drafts(decisions), result.follows, result.waited)
-        if result.typical:
-            self.costs.learn(shape, result.seconds, result.drafting)
+        if result.typical and self._tells(shape, result.prompt_rows):
+            self.costs.learn(replace(shape, prompt_rows=result.prompt_rows), result.seconds, result.drafting)
             if not drafted:
                 size.measured += 1
         stride = 1 + many // (2 * FEW)
@@ -462,6 +465,10 @@ class Policy:
         if self.costs.known:
             self._account(result, drafted, shape, size)
 
+    def _tells(self, shape: Shape, prompt_rows: int) -> bool:
+        """Does the time of a round tell what its generated rows cost? Where prompts take most of it, it does not."""
+        return not prompt_rows or self.costs.prompt_times(prompt_rows) < self.costs.times(shape)
+
     def _warm(self, parts: Sequence[Part]) -> None:
         """Drafters have followed so many more tokens."""
         for part in parts:
@@ -474,20 +481,18 @@ class Policy:
                     mine.plan = None
 
     def _account(self, result: RoundResult, drafted: list[Part], shape: Shape, size: Size) -> None:
-        """Keep the balance, in plain rounds, by what such rounds cost: a pause is nobody's loss."""
+        """Keep the balance, in plain rounds, by what such rounds cost: a pause is nobody's loss.
+
+        What sequences cost whose users named an arm is part of what the round takes anyway.
+        """
         many = shape.sequences
         self.balance += SHARE
-        ours: list[Part] = []
-        named: list[Decision] = []
-        for part in drafted:
-            mine = self._sequences.get(part.id)
-            if mine is not None and mine.named is None:
-                ours.append(part)
-            else:
-                named.append(Decision(part.decision.arm, part.drafted))
-        if ours or result.follows or result.waited:
-            base = self.costs.times(Shape(many, many + sum(decision.depth for decision in named), _drafts(named)))
-            times = self.costs.times(shape)
+        members = [one for part in result.parts if (one := self._sequences.get(part.id)) is not None]
+        ours = [part for part in drafted if self._chooses_for(part.id)]
+        named = [Decision(part.decision.arm, part.drafted) for part in drafted if not self._chooses_for(part.id)]
+        anyway = _named_shape(many, members, named, result.waited)
+        if anyway != shape:
+            base, times = self.costs.times(anyway), self.costs.times(shape)
             gained = sum(part.tokens - 1 for part in ours)
             gain = gained / many - (times - base) / base
             self.balance += gain
@@ -497,10 +502,13 @@ class Policy:
             seconds = base / self.costs.second
             lost = (times - base) / self.costs.second
             for part in result.parts:
-                mine = self._sequences.get(part.id)
-                if mine is not None and mine.named is None:
-                    mine.saved += (part.tokens - 1) * seconds - lost
+                if self._chooses_for(part.id):
+                    self._sequences[part.id].saved += (part.tokens - 1) * seconds - lost
         self.balance = min(MOST, self.balance)
+
+    def _chooses_for(self, number: int) -> bool:
+        mine = self._sequences.get(number)
+        return mine is not None and mine.named is None
 
     def watch(self, number: int, found: Mapping[str, tuple[int, int]]) -> None:
         """Text drafts that were not run, compared with the tokens that came: by arm how many, and how many were right.
@@ -555,6 +563,14 @@ def _worth(arm: str, chances: list[float], price: float) -> tuple[Decision, floa
         depth += 1
         worth += chance - price
     return (Decision(arm, depth), worth) if depth else (PLAIN, 0.0)
+
+
+def _named_shape(many: int, members: Iterable[Member], named: Sequence[Decision], waits: bool) -> Shape:
+    """Of a round in which none but sequences with a named arm draft. `waits`: a round of text drafts does."""
+    drafters = {one.named.arm.drafter: one.named.arm.at_once for one in members if one.named is not None}
+    follows = frozenset(drafter for drafter, at_once in drafters.items() if not at_once)
+    rows = many + sum(decision.depth for decision in named)
+    return Shape(many, rows, _drafts(named), follows, waits and any(drafters.values()))
 
 
 def _drafts(decisions: Iterable[Decision]) -> tuple[tuple[str, int, int], ...]:

@@ -47,8 +47,9 @@ class RoundResult:
     seconds: float  # from the end of the round before
     follows: frozenset[str] = frozenset()  # drafters that followed in it
     waited: bool = False  # it was planned after the tokens of the round before were known, on a device that overlaps
-    typical: bool = True  # nothing was compiled or captured, no prompt was read, no sequence came or went
+    typical: bool = True  # nothing was compiled or captured, and its seconds tell nothing of who came or went
     drafting: Mapping[str, float] = field(default_factory=dict)  # seconds of each drafter, where known apart
+    prompt_rows: int = 0  # in the same pass
 
 
 @dataclass(slots=True)
