@@ -76,6 +76,10 @@ def test_other_weights_are_another_model(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(ForerunError, match="give another file"):
             wrong()
     assert path.read_bytes() == whole
+    (folder / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(ForerunError, match="another model"):
+        answer(folder, path)
+    (folder / "preprocessor_config.json").unlink()
     again = tmp_path / "copied"
     shutil.copytree(folder, again)
     assert answer(again, path)[0] == 3 * PAGE

@@ -6,10 +6,12 @@ import errno
 import os
 import random
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from device_engines import TOKENS, device_engine, tiny_folder
 from engines import CHUNK, PAGE, VOCAB, decoder, engine, request, run
 from heads import ODD, SHAPE, mtp_engine, prompts, train_head, write_head
@@ -95,14 +97,21 @@ def test_nothing_is_copied_before_its_text_comes(llama: Decoder, tmp_path: Path)
     assert index.idle == 5 and not index.host_bytes
 
 
-def test_a_head_goes_on_from_its_entries_and_features(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Path, list[int]]:
+    """A target, its head, and a text that it knows."""
+    root = tmp_path_factory.mktemp("trained")
+    folder = tiny_model(root / "target", "llama", **ODD)
+    target = decoder(folder, quantize=False)
+    known = [sequence.tokens for sequence in run(engine(target), *[request(text) for text in prompts(3)])]
+    return target, write_head(root / "head", folder, SHAPE, train_head(target, known, SHAPE)), known[0]
+
+
+def test_a_head_goes_on_from_its_entries_and_features(trained: tuple[Decoder, Path, list[int]], tmp_path: Path) -> None:
     """It drafts what it drafts when it has read the prompt itself."""
-    folder = tiny_model(tmp_path / "target", "llama", **ODD)
-    target, texts = decoder(folder, quantize=False), prompts(3)
-    known = [sequence.tokens for sequence in run(engine(target), *[request(text) for text in texts])]
-    head = write_head(tmp_path / "head", folder, SHAPE, train_head(target, known, SHAPE))
-    for number, text in enumerate(known):
-        path, asked = tmp_path / f"{number}", request(text[:-3], max_tokens=20, draft="mtp", draft_tokens=3)
+    target, head, text = trained
+    for length in (len(text) - 3, len(text) - 7):
+        path, asked = tmp_path / f"{length}", request(text[:length], max_tokens=20, draft="mtp", draft_tokens=3)
         before, warm = mtp_engine(target, head), mtp_engine(target, head)
         (first,) = run(before, asked)
         kept(path).write(before.pool)
@@ -111,6 +120,27 @@ def test_a_head_goes_on_from_its_entries_and_features(tmp_path: Path) -> None:
         assert mine.answer == first.answer and mine.counters.cached > 2 * PAGE
         assert mine.counters.accepted == first.counters.accepted > 0
         assert mine.counters.drafted == first.counters.drafted
+        used = [page for page in warm.pool.prefix._pages.values() if page.stored is not None and page.resident]
+        for page in used:
+            features = before.pool.prefix._pages[page.key].edge
+            assert page.edge is not None and features is not None and torch.equal(page.edge, features)
+        assert len(used) == mine.counters.cached // PAGE
+
+
+def test_pages_that_a_head_has_read_again_replace_those_of_the_file(trained: tuple[Decoder, Path, list[int]]) -> None:
+    target, head, text = trained
+    path, asked = head / "cache", request(text[:-3], max_tokens=20, draft="mtp", draft_tokens=3)
+    (first,) = run(mtp_engine(target, head), asked)
+    for once in (replace(asked, draft="off"), replace(asked, prompt_logprobs=True)):  # the second reads every row
+        machine = mtp_engine(target, head)
+        kept(path).read(machine.pool)
+        run(machine, once)
+        kept(path).write(machine.pool)
+    warm = mtp_engine(target, head)
+    kept(path).read(warm.pool)
+    (mine,) = run(warm, asked)
+    assert mine.answer == first.answer and mine.counters.cached > 2 * PAGE
+    assert mine.counters.accepted == first.counters.accepted
 
 
 def test_a_hybrid_drafts_with_its_own_head(tmp_path: Path) -> None:
@@ -152,14 +182,23 @@ def test_the_file_has_a_limit_and_what_was_found_stays(llama: Decoder, tmp_path:
     machine = written(llama, path, TEXT[:80])
     most = 20 * path.stat().st_size // 10
     system = [9] * 40
-    for number in range(12):
+    for number in range(14):
         machine = again(llama, path)
-        for prompt in ([*system, *range(4 + 20 * number, 24 + 20 * number)], [100 + number] * 30):
-            run(machine, wish(prompt, tokens=1))
+        if number < 2:
+            run(machine, wish([*system, *range(20 + 20 * number, 40 + 20 * number)], tokens=1))
+        run(machine, wish([100 + number] * 30, tokens=1))
         kept(path, largest=most).write(machine.pool)
         assert path.stat().st_size < most + (64 << 10)
     tokens = tokens_of(path)
-    assert 9 in tokens and 111 in tokens and 100 not in tokens and 4 not in tokens
+    assert 9 in tokens and {111, 112, 113} <= tokens and not tokens & {100, 101, 102, 20}
+    for number in range(6):  # what is found in every run leaves room for what is new
+        machine = again(llama, path)
+        for other in range(5):
+            run(machine, wish([200 + other] * 60, tokens=1))
+        if number == 5:
+            run(machine, wish([150] * 30, tokens=1))
+        kept(path, largest=most).write(machine.pool)
+    assert {150, 204} <= tokens_of(path) and path.stat().st_size < most + (64 << 10)
 
 
 def test_every_page_is_kept_with_those_before_it(llama: Decoder, tmp_path: Path) -> None:
@@ -252,6 +291,15 @@ def test_a_file_of_something_else_is_refused_and_stays(llama: Decoder, tmp_path:
         other.read(engine(llama).pool)
     other.write(machine.pool)  # written by another process since
     assert path.read_bytes() == whole
+
+
+def test_a_damaged_header_is_no_other_model(llama: Decoder, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "cache"
+    written(llama, path, TEXT[:50])
+    whole = path.read_bytes()
+    assert whole.count(b"this") == 1
+    path.write_bytes(whole.replace(b"this", b"that"))
+    assert not len(again(llama, path).pool.prefix) and "is damaged" in caplog.text
 
 
 def test_a_file_of_an_earlier_version_is_replaced(

@@ -14,11 +14,13 @@ EDGE = 4096  # bytes of each tensor that are hashed, at its beginning and at its
 
 
 def contents_digest(path: Path) -> str:
-    """SHA-256, in hex, over all of a GGUF file, or over all weights and the config of a folder.
+    """SHA-256, in hex, over all of a GGUF file, or over all weights of a folder and what says how they and media are
+    read.
 
     It reads everything: for what must never be used with other weights, however little they differ.
     """
-    files = [path] if path.is_file() else [path / "config.json", *sorted(path.glob("*.safetensors"))]
+    patterns = ("config.json", "*processor_config.json", "*.safetensors")
+    files = [path] if path.is_file() else [file for pattern in patterns for file in sorted(path.glob(pattern))]
     total = hashlib.sha256()
     for file in files:
         if file.is_file():
