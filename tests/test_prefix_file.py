@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 import torch
 from device_engines import TOKENS, device_engine, tiny_folder
-from engines import CHUNK, PAGE, VOCAB, decoder, engine, request, run
+from engines import CHUNK, CPU, PAGE, VOCAB, decoder, engine, request, run
 from heads import ODD, SHAPE, mtp_engine, prompts, train_head, write_head
 from test_prefix_bits import FAMILIES, STRIDE, TEXT, said, wish
 from tiny import tiny_model
 
 from forerun.cache import prefix_file
+from forerun.cache.device_recurrent import DeviceContents, DeviceStates
+from forerun.cache.pages import PagePool
 from forerun.cache.prefix_file import PrefixFacts, PrefixFile, choose
 from forerun.draft.mtp import MtpDrafter
 from forerun.engine.engine import Engine
 from forerun.errors import ForerunError
+from forerun.kernels.interface import AttentionSpec, DeltaLayout, HeadLayout
 from forerun.models.layers.decoder import Decoder
 
 FACTS = PrefixFacts({"model": "this"}, {"version": "1"})
@@ -167,6 +170,46 @@ def test_rounds_of_a_device(tmp_path: Path) -> None:
     kept(tmp_path / "cache").read(warm.pool)
     (mine,), (alone,) = run(warm, asked), run(cold, asked)
     assert mine.answer == alone.answer and mine.counters.cached == 2 * CHUNK
+
+
+@pytest.mark.parametrize("decoded", [False, True])
+def test_states_of_a_device(tmp_path: Path, decoded: bool) -> None:
+    """With rows to replay and without; number formats and shapes without elements come back too."""
+    layout = DeltaLayout(key_heads=1, value_heads=2, key_size=8, value_size=4, window=3)
+    pools = [
+        PagePool(
+            [AttentionSpec(HeadLayout(1, 1, 2))], 4, PAGE, torch.bfloat16, CPU, DeviceStates(layout, 2, 3, CPU), True
+        )
+        for _ in range(2)
+    ]
+    states = pools[0].states
+    assert isinstance(states, DeviceStates)
+    for pool in pools:
+        pool.prefix.most_states = 1
+    slot = states.take()
+    for part in (states._state, states._inputs, states._record):
+        part.normal_()
+    if decoded:
+        states.committed(slot)
+    pools[0].groups[0].take(1)
+    pools[0].groups[0]._keys.normal_()
+    page = pools[0].prefix.add(b"n" * 16, None, tuple(range(PAGE)), b"m", [0])
+    pools[0].prefix.use(page)
+    page.edge = torch.randn(6).bfloat16()
+    pools[0].prefix.keep_state(page, states.copy(slot, CPU))
+    kept(tmp_path / "cache").write(pools[0])
+    kept(tmp_path / "cache").read(pools[1])
+    found = pools[1].prefix.get(page.key, None, page.tokens, page.media)
+    assert found is not None
+    pools[1].prefix.use(found)
+    pools[1].prefix.bring_back([found])
+    state, mine = pools[1].prefix.state_of(found), page.state
+    assert isinstance(state, DeviceContents) and isinstance(mine, DeviceContents) and state.decoded == decoded
+    for one, other in zip(sum(state.layers, (state.kept,)), sum(mine.layers, (mine.kept,)), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    assert found.edge is not None and torch.equal(found.edge, page.edge)
+    keys = [pool.groups[0]._keys[:, 0] for pool in pools]
+    assert torch.equal(keys[0], keys[1])
 
 
 # ---- what is kept

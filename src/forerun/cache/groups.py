@@ -102,6 +102,10 @@ class PageGroup:
         """Keys and values of some pages in host memory, each [layers, pages, …]."""
         return self._keys[:, pages].cpu(), self._values[:, pages].cpu()
 
+    def copy_one(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one page in host memory, each [layers, …]; where the pool is there too, they are views."""
+        return self._keys[:, page].cpu(), self._values[:, page].cpu()
+
     def put(self, pages: list[int], keys: torch.Tensor, values: torch.Tensor) -> None:
         """Bring copies back."""
         self._keys[:, pages], self._values[:, pages] = keys.to(self._keys.device), values.to(self._values.device)
