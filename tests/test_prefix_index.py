@@ -167,7 +167,7 @@ class Texts(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         self.pool.check([text.cache for text in self.live])
-        assert self.listed == {key: page.stored for key, page in self.pool.prefix._pages.items()}
+        assert self.listed == {key: page.news for key, page in self.pool.prefix._pages.items()}
         for text in self.live:
             if text.cache.parked is None:
                 text.check()
