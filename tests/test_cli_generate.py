@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,9 @@ class FakeLibrary:
         self.interrupt_after: int | None = None
         self.closed = False
 
-    def load(self, model: str = "smollm2", **loading: Any) -> str:
+    def load(self, model: str = "smollm2", **loading: Any) -> AbstractContextManager[str]:
         self.model, self.loading = model, loading
-        return f"loaded {model}"
+        return nullcontext(f"loaded {model}")
 
     def stream(self, model: str, prompt: str, **options: Any) -> FakeLibrary:
         assert model == f"loaded {self.model}"
@@ -156,7 +157,7 @@ def test_defaults_are_the_documented_ones(library: FakeLibrary) -> None:
     assert library.model == "smollm2" and library.prompt == "Hi"
     assert library.loading == {
         "device": "auto", "dtype": "auto", "quantize": "auto", "max_context": None, "memory": None, "draft_model": None,
-        "head": "auto", "assistant_position": "n-1", "prefix_cache": True,
+        "head": "auto", "assistant_position": "n-1", "prefix_cache": True, "cache": None,
     }  # fmt: skip
     assert library.options == {
         "system": None, "raw": False, "max_tokens": None, "temperature": None, "top_p": None, "top_k": None,
@@ -182,7 +183,7 @@ def test_every_flag_reaches_the_library(library: FakeLibrary, tmp_path: Path) ->
     del library.loading["progress"], library.options["progress"]
     assert library.loading == {
         "device": "cuda", "dtype": "bfloat16", "quantize": "none", "max_context": 512, "memory": "0.5",
-        "draft_model": "small", "head": "auto", "assistant_position": "n-1", "prefix_cache": False,
+        "draft_model": "small", "head": "auto", "assistant_position": "n-1", "prefix_cache": False, "cache": None,
     }  # fmt: skip
     assert library.options == {
         "system": "Be", "raw": False, "max_tokens": 7, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05,

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src/forerun"
 LAYERS = (
     *("errors", "progress", "tables", "compilation", "cgroups", "memory", "openmp", "home", "kernels", "text", "cache"),
     *("device", "weights", "models", "sample", "options", "draft", "policy", "engine", "proof", "response", "media"),
-    *("rollouts", "language_model", "loading", "memory_plan", "inspection", "conversion"),
+    *("rollouts", "language_model", "prefix_facts", "loading", "memory_plan", "inspection", "conversion"),
     *("forerun", "train", "serve", "fleet", "bench", "cli"),
 )
 

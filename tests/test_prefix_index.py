@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from forerun.cache.chain import Found, PageChain
 from forerun.cache.groups import HOLE, PageGroup
 from forerun.cache.pages import PagePool, SequenceCache
 from forerun.cache.prefix import AllRemoved, PageEvent, PageRemoved, PageStored
+from forerun.cache.prefix_file import PrefixFacts, PrefixFile
 from forerun.kernels.interface import AttentionSpec, HeadLayout
 
 PAGE, PAGES = 4, 24
@@ -77,7 +80,8 @@ class Texts(RuleBasedStateMachine):
 
     @initialize(windows=st.sampled_from(["some", "all", "none"]), host=st.sampled_from([0, 5, 50]))
     def begin(self, windows: str, host: int) -> None:
-        self.pool = small_pool(*{"some": SPECS, "all": SPECS[1:], "none": SPECS[:1]}[windows], host=host)
+        self.specs, self.host = {"some": SPECS, "all": SPECS[1:], "none": SPECS[:1]}[windows], host
+        self.pool = small_pool(*self.specs, host=host)
         self.live: list[Text] = []
         self.listed: dict[bytes, PageStored] = {}
         self.pool.prefix.listen(self.hear)
@@ -137,6 +141,18 @@ class Texts(RuleBasedStateMachine):
     def clear(self) -> None:
         self.pool.prefix.clear()
 
+    @precondition(lambda self: not self.live)
+    @rule(largest=st.sampled_from([500, 10_000]))
+    def run_again(self, largest: int) -> None:
+        """As another process, with what this one leaves in a file."""
+        with TemporaryDirectory() as folder:
+            file = PrefixFile(Path(folder) / "cache", PrefixFacts({}, {}), largest)
+            file.write(self.pool)
+            self.pool = small_pool(*self.specs, host=self.host)
+            self.listed.clear()
+            self.pool.prefix.listen(self.hear)
+            file.read(self.pool)
+
     @precondition(lambda self: len(self.live) > 1)
     @rule()
     def miscount(self) -> None:
@@ -151,12 +167,15 @@ class Texts(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         self.pool.check([text.cache for text in self.live])
-        assert self.listed == {key: page.stored for key, page in self.pool.prefix._pages.items()}
+        assert self.listed == {key: page.news for key, page in self.pool.prefix._pages.items()}
         for text in self.live:
             if text.cache.parked is None:
                 text.check()
         if not self.live:
             assert self.pool.free == PAGES
+        for page in self.pool.prefix._pages.values():
+            if page.stored is not None and not page.resident:
+                assert page.stored.contents()[0][0][0, 0, 0].tolist() == list(page.tokens)
 
     def teardown(self) -> None:
         for text in getattr(self, "live", []):

@@ -42,6 +42,7 @@ def load(
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
     prefix_cache: bool = True,
+    cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a model: a folder, a GGUF file, a hub id or the built-in `smollm2`.
@@ -53,7 +54,8 @@ def load(
     the last committed token ("n-1") or at the pending one ("n"); the text is the same. `memory` is for keys and values:
     a share of what is free (0.5) or bytes ("6G"); by default a GPU gives all but a tenth, a CPU enough for 8 contexts.
     `prefix_cache` keeps texts there while the room is not needed, so that the next prompt that begins alike is read
-    from where it differs.
+    from where it differs. `cache` names a file that keeps them between runs: it is read now and written when the model
+    is closed (`with forerun.load(…) as model:`, or `model.close()`).
     """
     from forerun.loading import load_model
 
@@ -68,6 +70,7 @@ def load(
         head=head,
         assistant_position=assistant_position,
         prefix_cache=prefix_cache,
+        cache=cache,
         progress=progress,
     )
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from forerun import __version__
+from forerun.cache.prefix_file import PrefixFile
 from forerun.device import Machine, running_memory
 from forerun.engine.engine import Engine
 from forerun.engine.interrupts import interrupts_held
@@ -58,6 +59,7 @@ class LanguageModel:
         default_factory=list
     )  # for requests that leave the drafter to forerun, or ask for mtp
     cost_file: CostFile | None = None  # where what rounds cost is kept for the next run
+    prefix_file: PrefixFile | None = None  # where the prefix cache is kept for the next run
     drafter_labels: dict[str, str] = field(default_factory=dict)  # what each drafter is, in a few words
     media: MediaReader | None = None  # None: it reads text only
 
@@ -169,6 +171,22 @@ class LanguageModel:
             accept=sequence.request.accept,
             cached_tokens=counters.cached,
         )
+
+    def close(self) -> None:
+        """Write the file that keeps the prefix cache, if there is one. What is read later is not kept any more."""
+        with interrupts_held(), self.engine.owner:
+            file, self.prefix_file = self.prefix_file, None
+            if file is not None:
+                self.engine.settle()
+                file.write(self.engine.pool)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def keep_costs(self) -> None:
         """Leave what was learned about this machine for the next run."""

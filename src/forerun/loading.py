@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from forerun.cache.pages import PagePool, Parts, token_bytes
+from forerun.cache.prefix_file import PrefixFile, check_place
 from forerun.cgroups import processors
 from forerun.device import (
     CPU_CACHE_SHARE,
@@ -51,11 +52,12 @@ from forerun.openmp import limit_workers, release_workers
 from forerun.options import whole_number
 from forerun.policy.cost_file import CostFile, machine_facts
 from forerun.policy.costs import CostTable
+from forerun.prefix_facts import prefix_facts
 from forerun.progress import NullProgress, Progress
 from forerun.tables import readable_bytes
 from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 from forerun.weights.find import BUILT_IN_SAMPLING, find
-from forerun.weights.fingerprint import fingerprint
+from forerun.weights.fingerprint import contents_digest, fingerprint
 from forerun.weights.generation_config import generation_defaults
 from forerun.weights.heads import find_head
 from forerun.weights.tokenizer import load_tokenizer, stop_token_ids
@@ -79,6 +81,7 @@ def load_model(
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
     prefix_cache: bool = True,
+    cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """See `forerun.load`."""
@@ -87,6 +90,9 @@ def load_model(
     model = name_or_path("the model", model)
     draft_model = None if draft_model is None else name_or_path("draft_model", draft_model)
     head = None if head is None else name_or_path("head", head)
+    place = None if cache is None else check_place(expanded(name_or_path("cache", cache)))
+    if place is not None and not prefix_cache:
+        raise ForerunError("cache names a file to keep the prefix cache in, and prefix_cache is off: drop one of them")
     max_context, room = whole_number("max_context", max_context), wanted_memory(memory)
     if assistant_position not in POSITIONS:
         raise ForerunError(f"the assistant's position must be {' or '.join(POSITIONS)}, not {assistant_position!r}")
@@ -94,8 +100,9 @@ def load_model(
     if machine.device.type == "cpu":
         limit_workers(processors())
     folder = find(model, progress=progress)
-    with ThreadPoolExecutor(1) as beside:  # where transformers is imported, that takes as long as packing and probing
+    with ThreadPoolExecutor(2) as beside:  # where transformers is imported, that takes as long as packing and probing
         reading = beside.submit(load_tokenizer, folder)
+        hashing = None if place is None else beside.submit(contents_digest, folder)
         checkpoint = open_checkpoint(folder)
         with enough_memory(checkpoint, machine):
             decoder = build(checkpoint, machine.kernels, machine.device, machine.dtype, progress)
@@ -133,6 +140,12 @@ def load_model(
         pool = make_pool(decoder, context, machine, towers, room, parts, prefix_cache)
         target = host_target(decoder, pool)
         result = run_probe(decoder, pool, progress, target)
+    prefix_file = None
+    if place is not None and hashing is not None:
+        sources = {"mtp": heads.path, "assistant": assistant.path, "model": named}
+        owned = {name: contents_digest(path) if (path := sources[name]) else "" for name in drafting_rows}
+        about = prefix_facts(machine, pool, hashing.result(), owned | {"position": assistant_position})
+        prefix_file = PrefixFile(place, about)
     facts = {"model": fingerprint(checkpoint), "head": str(head), "draft model": str(draft_model)}
     cost_file = CostFile(forerun_home() / "costs", machine_facts(machine.device, machine.describe()) | facts)
     costs = CostTable(cost_file.read())
@@ -150,6 +163,8 @@ def load_model(
         target=target,
         prefix_cache=prefix_cache,
     )
+    if prefix_file is not None:
+        prefix_file.read(pool)
     release_workers()  # answers may be made on another thread
     return_freed_memory()
     return LanguageModel(
@@ -164,6 +179,7 @@ def load_model(
         head_warnings=heads.warnings + assistant.warnings,
         notes=checkpoint.notes,
         cost_file=cost_file,
+        prefix_file=prefix_file,
         drafter_labels=labels,
         media=media_reader(checkpoint, tokenizer, machine.device, decoder.dtype, engine.owner, context=engine.longest),
     )
@@ -240,6 +256,7 @@ class LoadedHead:
     missing: str | None = None
     warnings: list[str] = field(default_factory=list)
     label: str = "the model's own MTP head"
+    path: Path | None = None  # of a head that is not the model's own
 
 
 def load_head(wish: str | None, checkpoint: Checkpoint, decoder: Decoder, vocab: int) -> LoadedHead:
@@ -258,7 +275,7 @@ def load_head(wish: str | None, checkpoint: Checkpoint, decoder: Decoder, vocab:
             return LoadedHead(None, f"{checkpoint.path} has no MTP head, and none of forerun's own fits: {MTP.hint}")
         warnings = [] if found.warning is None else [found.warning]
         label = f"the MTP head {found.folder.path.name}{' of forerun' if folder is None else ''}"
-        return LoadedHead(build_head(found.folder, decoder, vocab), None, warnings, label)
+        return LoadedHead(build_head(found.folder, decoder, vocab), None, warnings, label, found.folder.path)
     except ForerunError as error:
         return LoadedHead(None, str(error), [f"no MTP drafts: {error}"])
 

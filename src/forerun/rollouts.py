@@ -138,4 +138,5 @@ def update_weights(model: LanguageModel, tensors: Mapping[str, Tensor]) -> None:
         if isinstance(drafter, MtpDrafter):
             drafter.target_changed(old, output)
         engine.pool.prefix.clear()
+        model.prefix_file = None  # it belongs to the weights in the model's files
         engine.policy.priors = Priors()  # what was accepted of drafts for the old ones says little now

@@ -86,7 +86,7 @@ class PageChain:
         while found:
             end = len(found) * index.page
             whole = end % index.grain == 0 and (border is None or border(end) == end)
-            if whole and (index.states is None or found[-1].state is not None):
+            if whole and (index.states is None or index.state_of(found[-1]) is not None):
                 break
             found.pop()
         return Found(found, matched)
@@ -197,7 +197,7 @@ class PageChain:
         if at <= before or at // page > len(self.pages) or not wanted or not self.index.most_states:
             return None
         due = self.pages[at // page - 1]
-        return due if due.listed and due.state is None else None
+        return due if due.listed and self.index.state_of(due) is None else None
 
     def keep_state(self, page: CachedPage, at: int, contents: SlotContents) -> None:
         """Of an answer the latest state is enough."""

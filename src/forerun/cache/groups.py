@@ -38,6 +38,21 @@ class PageGroup:
         self._free = list(reversed(range(pages)))  # the lowest number is handed out first
 
     @property
+    def device(self) -> torch.device:
+        """Where its pages are."""
+        return self._keys.device
+
+    @property
+    def page_bytes(self) -> tuple[int, int]:
+        """Of the keys and of the values of a page."""
+        return self._keys[:, 0].nbytes, self._values[:, 0].nbytes
+
+    @property
+    def layout(self) -> str:
+        """What the bytes of a page mean."""
+        return f"{self._keys.dtype} {list(self._keys[:, 0].shape)} {list(self._values[:, 0].shape)} {self.window}"
+
+    @property
     def free(self) -> int:
         """Pages without a holder."""
         return len(self._free)
@@ -86,6 +101,10 @@ class PageGroup:
     def copy(self, pages: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of some pages in host memory, each [layers, pages, …]."""
         return self._keys[:, pages].cpu(), self._values[:, pages].cpu()
+
+    def copy_one(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one page in host memory, each [layers, …]; where the pool is there too, they are views."""
+        return self._keys[:, page].cpu(), self._values[:, page].cpu()
 
     def put(self, pages: list[int], keys: torch.Tensor, values: torch.Tensor) -> None:
         """Bring copies back."""

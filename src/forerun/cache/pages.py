@@ -266,7 +266,7 @@ class SequenceCache:
         length, states = len(found.pages) * self.pool.page, self.pool.states
         self.pool.prefix.bring_back(found.pages)
         if states is not None:
-            state = found.pages[-1].state
+            state = self.pool.prefix.state_of(found.pages[-1])
             assert state is not None
             self.slot = states.take()
             states.put(self.slot, state)

@@ -5,7 +5,8 @@ are compared, and so is the page before, so that no two texts are ever taken for
 their rows are committed: no draft is ever in one. A page that no sequence uses is free memory for any sequence that
 needs pages. Pages that were found at least once outlive pages that were not: a system prompt survives many requests
 that never come again. What has to go is copied to host memory, where that is another memory than the pool's, and comes
-back when its text does.
+back when its text does. Pages that came from a file of an earlier run stay in it (`cache/prefix_file.py`): they come in
+when their text does, and when they have to go they are only forgotten.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from forerun.cache.groups import PageGroup
 if TYPE_CHECKING:
     from forerun.cache.chain import PageChain
     from forerun.cache.device_recurrent import DeviceStates
+    from forerun.cache.prefix_file import StoredPage
     from forerun.cache.recurrent import SlotContents, StateSlots
 
 FOUND_SHARE = 0.8  # of all pages and states, at most, that outlive newer ones because they were found before
@@ -67,7 +69,7 @@ class CachedPage:
     parent: CachedPage | None
     tokens: tuple[int, ...]
     media: bytes  # a digest of what stands in place of placeholders among the tokens; empty for plain text
-    pages: list[int]  # by page group; none while it is in host memory
+    pages: list[int]  # by page group; none while it is in host memory or in a file alone
     copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values by page group, in host memory
     users: int = 0  # sequences whose text it is part of
     found: bool = False  # did a later sequence find it?
@@ -75,14 +77,20 @@ class CachedPage:
     entries: frozenset[str] = frozenset()  # row drafters whose entries it holds as well
     edge: Tensor | None = None  # [features] of its last row, from which a drafter goes on
     state: SlotContents | None = None  # recurrent state after its last row
+    stored: StoredPage | None = None  # where a file has it
 
     @property
     def resident(self) -> bool:
         """Is it in the pool?"""
         return bool(self.pages)
 
+    def from_file(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values by page group: views of the file."""
+        assert self.stored is not None, "a page is in the pool, in host memory or in a file"
+        return self.stored.contents()
+
     @property
-    def stored(self) -> PageStored:
+    def news(self) -> PageStored:
         """What listeners are told of it."""
         parent = None if self.parent is None else self.parent.key
         return PageStored(self.key, parent, self.tokens, self.media, self.resident)
@@ -109,6 +117,7 @@ class PrefixIndex:
         self._once: OrderedDict[CachedPage, None] = OrderedDict()
         self._again: OrderedDict[CachedPage, None] = OrderedDict()
         self._away: OrderedDict[CachedPage, None] = OrderedDict()  # in host memory, without users
+        self._filed: OrderedDict[CachedPage, None] = OrderedDict()  # in a file alone, without users
         self._stateful: OrderedDict[CachedPage, None] = OrderedDict()  # the least recently made or used first
         self._listeners: list[Callable[[PageEvent], None]] = []
 
@@ -130,7 +139,7 @@ class PrefixIndex:
     def listen(self, listener: Callable[[PageEvent], None]) -> None:
         """Tell `listener` what there is, and then every event on the engine's thread; it must return at once."""
         for page in self._pages.values():
-            listener(page.stored)
+            listener(page.news)
         self._listeners.append(listener)
 
     def _tell(self, event: PageEvent) -> None:
@@ -142,7 +151,33 @@ class PrefixIndex:
         page = self._pages.get(key)
         if page is None or page.parent is not parent or page.tokens != tokens or page.media != media:
             return None
+        if not page.resident and not page.copies and page.stored is not None and not page.stored.is_sound():
+            self._drop([page])
+            return None
         return page
+
+    def restore(self, pages: Sequence[CachedPage]) -> None:
+        """A file has these, the most valuable first. They come into the pool when their text comes."""
+        for page in reversed(pages):
+            self._filed[page] = None
+        for page in pages:
+            self._pages[page.key] = page
+            self._tell(page.news)
+
+    def by_worth(self) -> list[CachedPage]:
+        """All pages: those in use, then the others, the most recently used first."""
+        used = [page for page in self._pages.values() if page.users]
+        return [*used, *(page for unused in self._unused for page in reversed(unused))]
+
+    @property
+    def _unused(self) -> tuple[OrderedDict[CachedPage, None], ...]:
+        return self._again, self._once, self._away, self._filed
+
+    def _place(self, page: CachedPage) -> OrderedDict[CachedPage, None]:
+        """Where a page without users belongs."""
+        if page.resident:
+            return self._again if page.found else self._once
+        return self._away if page.copies else self._filed
 
     def add(
         self, key: bytes, parent: CachedPage | None, tokens: tuple[int, ...], media: bytes, pages: list[int]
@@ -155,14 +190,14 @@ class PrefixIndex:
             group.share([number])
         page = CachedPage(key, parent, tokens, media, pages)
         self._pages[key] = page
-        self._tell(page.stored)
+        self._tell(page.news)
         return page
 
     def use(self, page: CachedPage) -> None:
         """One more sequence has this page in its text."""
         page.users += 1
         if page.users == 1:
-            for unused in (self._once, self._again, self._away):
+            for unused in self._unused:
                 unused.pop(page, None)
         if page.state is not None:
             self._stateful.move_to_end(page)
@@ -172,7 +207,7 @@ class PrefixIndex:
         for page in reversed(list(pages)):
             page.users -= 1
             if page.users == 0 and page.listed:
-                (self._away if not page.resident else self._again if page.found else self._once)[page] = None
+                self._place(page)[page] = None
         while len(self._again) > FOUND_SHARE * self.groups[0].count:
             page, _ = self._again.popitem(last=False)
             page.found = False
@@ -182,10 +217,27 @@ class PrefixIndex:
         """Remove pages without users until every group has so many free ones, or there are no more."""
         while self.idle and (missing := max(count - group.free for group in self.groups)) > 0:
             leaving = list(islice(joined(self._once, self._again), missing))
-            if self.host_limit:
+            self._leave_to_file([page for page in leaving if page.stored is not None])
+            leaving = [page for page in leaving if page.resident]
+            if self.host_limit and leaving:
                 self._copy_away(leaving)
             else:
                 self._drop(leaving)
+
+    def _leave_to_file(self, pages: Iterable[CachedPage]) -> None:
+        """Their pages of the pool are free; the file still has them."""
+        for page in pages:
+            self._give_back(page)
+            self._filed[page] = None
+            self._tell_move(page, was_resident=True)
+
+    def _give_back(self, page: CachedPage) -> None:
+        """The pool's pages of one that no sequence uses."""
+        held, page.pages = page.pages, []
+        for group, number in zip(self.groups, held, strict=True):
+            group.give_back([number])
+        self._once.pop(page, None)
+        self._again.pop(page, None)
 
     def _drop(self, pages: Iterable[CachedPage]) -> None:
         for page in pages:
@@ -198,39 +250,38 @@ class PrefixIndex:
         for at, page in enumerate(pages):
             page.copies = [(keys[:, at].clone(), values[:, at].clone()) for keys, values in copied]
             self.host_bytes += page.copied_bytes
-            held, page.pages = page.pages, []
-            for group, number in zip(self.groups, held, strict=True):
-                group.give_back([number])
-            self._once.pop(page, None)
-            self._again.pop(page, None)
+            self._give_back(page)
             self._away[page] = None
-            self._tell(PageRemoved(page.key))
-            self._tell(page.stored)
+            self._tell_move(page, was_resident=True)
         while self.host_bytes > self.host_limit and self._away:
             self._drop([next(iter(self._away))])
 
     def bring_back(self, pages: Iterable[CachedPage]) -> None:
-        """These are in use: those among them that are in host memory get pages of the pool."""
+        """These are in use: those among them that are in host memory or in a file get pages of the pool."""
         away = [page for page in pages if not page.resident]
         if not away:
             return
         self.make_free(len(away))
+        contents = [page.copies or page.from_file() for page in away]
         taken = []
         for number, group in enumerate(self.groups):
             taken.append(group.take(len(away)))
-            keys, values = (torch.stack([page.copies[number][part] for page in away], 1) for part in (0, 1))
+            keys, values = (torch.stack([mine[number][part] for mine in contents], 1) for part in (0, 1))
             group.put(taken[-1], keys, values)
         for page, *held in zip(away, *taken, strict=True):
             page.pages = held
             self._has_come_back(page)
+            if page.edge is None and page.stored is not None:
+                page.edge = page.stored.edge(self.groups[0].device)
 
     def adopt(self, page: CachedPage, pages: list[int]) -> None:
-        """A page in host memory was computed again: it is in the pool from now on."""
+        """A page in host memory or in a file was computed again: it is in the pool from now on."""
         for group, number in zip(self.groups, pages, strict=True):
             group.share([number])
-        page.pages = pages
+        page.pages, page.stored = pages, None
         self._has_come_back(page)
-        self._away.pop(page, None)
+        for unused in self._unused:
+            unused.pop(page, None)
         if not page.users:
             self._once[page] = None
 
@@ -239,12 +290,16 @@ class PrefixIndex:
         for group, old, new in zip(self.groups, page.pages, pages, strict=True):
             group.share([new])
             group.give_back([old])
-        page.pages = pages
+        page.pages, page.stored = pages, None
 
     def _has_come_back(self, page: CachedPage) -> None:
         self._forget_copies(page)
-        self._tell(PageRemoved(page.key, resident=False))
-        self._tell(page.stored)
+        self._tell_move(page, was_resident=False)
+
+    def _tell_move(self, page: CachedPage, was_resident: bool) -> None:
+        """From one memory to the other; a file counts as host memory."""
+        self._tell(PageRemoved(page.key, was_resident))
+        self._tell(page.news)
 
     def _forget_copies(self, page: CachedPage) -> None:
         size, page.copies = page.copied_bytes, []
@@ -260,15 +315,21 @@ class PrefixIndex:
     def _unlist(self, page: CachedPage, quietly: bool = False) -> None:
         """It cannot be found any more; its pages are free once the sequences that share them leave."""
         page.listed = False
-        for unused in (self._once, self._again, self._away):
+        for unused in self._unused:
             unused.pop(page, None)
         self.drop_state(page)
-        page.edge = page.parent = None
+        page.edge = page.parent = page.stored = None
         self._forget_copies(page)
         for group, number in zip(self.groups, page.pages, strict=bool(page.pages)):
             group.give_back([number])
         if not quietly:
             self._tell(PageRemoved(page.key, page.resident))
+
+    def state_of(self, page: CachedPage) -> SlotContents | None:
+        """Recurrent state after the page's last row, if it is there."""
+        if page.state is None and page.stored is not None:
+            return page.stored.state()
+        return page.state
 
     def keep_state(self, page: CachedPage, state: SlotContents) -> None:
         """Recurrent state after the page's last row; of those that were never found the least recent makes room."""
@@ -297,7 +358,7 @@ class PrefixIndex:
         for chain in chains:
             for page in chain.used:
                 page.users += 1
-        for page in [page for page in listed if not page.resident and not page.copies]:
+        for page in [page for page in listed if not page.resident and not page.copies and page.stored is None]:
             listed.remove(page)
             del self._pages[page.key]
             self._tell(PageRemoved(page.key))
@@ -305,15 +366,14 @@ class PrefixIndex:
             if page.resident:
                 page.copies = []
         self.host_bytes = sum(page.copied_bytes for page in listed)
-        for unused in (self._once, self._again, self._away):
-            away = unused is self._away
-            for page in [page for page in unused if page not in listed or page.users or page.resident == away]:
+        for unused in self._unused:
+            for page in [one for one in unused if one not in listed or one.users or self._place(one) is not unused]:
                 del unused[page]
         for page in [page for page in self._stateful if page not in listed or page.state is None]:
             self.drop_state(page)
         for page in self._pages.values():
-            if not page.users and page not in self._again:
-                (self._once if page.resident else self._away).setdefault(page, None)
+            if not page.users:
+                self._place(page).setdefault(page, None)
 
     def check(self, chains: Iterable[PageChain]) -> None:
         """Users are counted rightly, and a page is idle exactly when it has none."""
@@ -325,7 +385,9 @@ class PrefixIndex:
         assert all(page.listed and page.users == count for page, count in users.items()), "users are miscounted"
         unused = {page for page, count in users.items() if not count}
         idle = {page for page in unused if page.resident}
-        assert set(self._away) == unused - idle, "copies in host memory are miscounted"
+        assert set(self._away) == {page for page in unused - idle if page.copies}, "copies in memory are miscounted"
+        assert set(self._filed) == unused - idle - set(self._away), "pages in the file are miscounted"
+        assert all(page.stored is not None for page in self._filed), "a page is nowhere"
         assert self.host_bytes == sum(page.copied_bytes for page in users), "copies in host memory are miscounted"
         assert idle == {*self._once, *self._again} and self.idle == len(idle), "idle pages are miscounted"
         stateful = {page for page in users if page.state is not None}

@@ -14,7 +14,7 @@ from forerun.cli.chat_loop import ChatLoop, Read
 from forerun.cli.chat_session import Session
 from forerun.cli.chat_talkers import LocalTalker, Talker
 from forerun.cli.flags import (
-    LoadOptions,
+    KeepingLoadOptions,
     OptionalModelArgument,
     Quiet,
     model_option,
@@ -31,7 +31,7 @@ HISTORY_LINES = 1000
 
 
 @with_generation_flags
-@with_flags("loading", LoadOptions)
+@with_flags("loading", KeepingLoadOptions)
 def chat(
     *,
     name: OptionalModelArgument = None,
@@ -39,7 +39,7 @@ def chat(
     url: Annotated[str | None, model_option(help="Chat with a server, such as http://127.0.0.1:8000.")] = None,
     api_key: Annotated[str | None, model_option(envvar="FORERUN_API_KEY", help="The server's key.")] = None,
     options: GenerationOptions,
-    loading: LoadOptions,
+    loading: KeepingLoadOptions,
     plain: Annotated[bool, output_option("--plain", help="No markdown: the text as it comes.")] = False,
     colour: Annotated[bool, output_option("--colour", "--color", help="Colour each token by its drafter.")] = False,
     quiet: Quiet = False,
@@ -52,24 +52,30 @@ def chat(
     loading.check()
     check_options(options)
     wanted = name or model
-    talker = _server(url, api_key, wanted, loading) if url is not None else _engine(wanted or "smollm2", loading, quiet)
-    talker.check(options)
     plain_options = replace(options, system=None, images=None, videos=None, audio=None)
-    session = Session(talker, plain_options, system=options.system, colour=colour)
-    for kind, files in options.media.items():
-        for file in files:
-            session.attach(kind, file)
-    _talk(session, plain=plain, quiet=quiet)
+    with contextlib.ExitStack() as ending:
+        if url is not None:
+            talker = _server(url, api_key, wanted, loading)
+        else:
+            talker = _engine(wanted or "smollm2", loading, quiet, ending)
+        talker.check(options)
+        session = Session(talker, plain_options, system=options.system, colour=colour)
+        for kind, files in options.media.items():
+            for file in files:
+                session.attach(kind, file)
+        _talk(session, plain=plain, quiet=quiet)
 
 
-def _engine(model: str, loading: LoadOptions, quiet: bool) -> Talker:
+def _engine(model: str, loading: KeepingLoadOptions, quiet: bool, ending: contextlib.ExitStack) -> Talker:
+    """`ending` closes the model."""
     import forerun
 
     progress = terminal_progress(quiet)
-    return LocalTalker(forerun.load(model, progress=progress, **loading.arguments()), model, progress)
+    loaded = ending.enter_context(forerun.load(model, progress=progress, **loading.arguments()))
+    return LocalTalker(loaded, model, progress)
 
 
-def _server(url: str, api_key: str | None, model: str | None, loading: LoadOptions) -> Talker:
+def _server(url: str, api_key: str | None, model: str | None, loading: KeepingLoadOptions) -> Talker:
     given = [repr(model)] if model is not None else loading.given()
     if given:
         raise ForerunError(f"--url: the server has its model already: drop {given[0]}")

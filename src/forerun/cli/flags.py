@@ -158,3 +158,22 @@ class LoadOptions(ModelOptions):
     def arguments(self) -> dict[str, Any]:
         given = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return given | {"head": "auto" if self.head is None else self.head}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepingLoadOptions(LoadOptions):
+    """How a model is loaded that may keep its prefix cache between runs."""
+
+    cache: str | None = _about(
+        None,
+        MODEL_PANEL,
+        "Keep texts in this file between runs: what an earlier run has read is not read again.",
+        metavar="FILE",
+    )
+
+    def check(self, one_drafter: bool = True) -> None:
+        LoadOptions.check(self, one_drafter)
+        if self.cache == "":
+            raise ForerunError("--cache is empty: name a file to keep the prefix cache in")
+        if self.cache is not None and not self.prefix_cache:
+            raise ForerunError("--cache keeps the prefix cache, and --no-prefix-cache has none: drop one of them")

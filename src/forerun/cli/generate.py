@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.cli.explanation import print_explanation, statistics_line
-from forerun.cli.flags import AsJson, LoadOptions, ModelName, Quiet, output_option, panel, with_flags
+from forerun.cli.flags import AsJson, KeepingLoadOptions, ModelName, Quiet, output_option, panel, with_flags
 from forerun.cli.generation_flags import check_options, with_generation_flags
 from forerun.cli.prompt import read_prompt
 from forerun.cli.terminal_progress import terminal_progress
@@ -32,14 +32,14 @@ JSON_KEYS = (
 
 
 @with_generation_flags
-@with_flags("loading", LoadOptions)
+@with_flags("loading", KeepingLoadOptions)
 def generate(
     *,
     model: ModelName = "smollm2",
     prompt: Annotated[str | None, prompt_option("--prompt", "-p", help="What to answer; - reads stdin.")] = None,
     prompt_file: Annotated[Path | None, prompt_option(help="Read the prompt from a file.")] = None,
     options: GenerationOptions,
-    loading: LoadOptions,
+    loading: KeepingLoadOptions,
     explain: Annotated[bool, output_option("--explain", help="A table on stderr: what each arm did.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -53,23 +53,23 @@ def generate(
     import forerun
 
     progress = terminal_progress(quiet)
-    loaded = forerun.load(model, progress=progress, **loading.arguments())
-    with forerun.stream(loaded, text, progress=progress, **options.to_dict()) as answer:
-        finished = _follow(answer, show=not as_json)
-        response = answer.response()
-    if as_json:
-        _print_json(response)
-    rejection = options.accept == "rejection"
-    _report(response, model, quiet=quiet or as_json, sampled=bool(options.temperature), rejection=rejection)
-    if explain:
-        print_explanation(response)
+    with forerun.load(model, progress=progress, **loading.arguments()) as loaded:
+        with forerun.stream(loaded, text, progress=progress, **options.to_dict()) as answer:
+            finished = _follow(answer, show=not as_json)
+            response = answer.response()
+        if as_json:
+            _print_json(response)
+        rejection = options.accept == "rejection"
+        _report(response, model, quiet=quiet or as_json, sampled=bool(options.temperature), rejection=rejection)
+        if explain:
+            print_explanation(response)
     if not finished:
         raise KeyboardInterrupt
     if response.proof is not None and not response.proof.identical:
         raise typer.Exit(1)
 
 
-def _refuse_contradictions(options: GenerationOptions, loading: LoadOptions) -> None:
+def _refuse_contradictions(options: GenerationOptions, loading: KeepingLoadOptions) -> None:
     """Flags that would be ignored are errors, found before the model loads."""
     draft, draft_model, head = options.draft, loading.draft_model, loading.head
     if options.raw and options.system is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from forerun.cli.flags import (
-    LoadOptions,
+    KeepingLoadOptions,
     ModelName,
     OptionalModelArgument,
     Quiet,
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @with_sources
 @with_flags("settings", ServeSettings)
-@with_flags("loading", LoadOptions)
+@with_flags("loading", KeepingLoadOptions)
 def serve(
     *,
     name: OptionalModelArgument = None,
     model: ModelName = "smollm2",
     settings: ServeSettings,
-    loading: LoadOptions,
+    loading: KeepingLoadOptions,
     log_level: Annotated[LogLevel, output_option(help="How much to tell.")] = "info",
     log_format: Annotated[LogFormat, output_option(help="Lines for people, or JSON for programs.")] = "text",
     dry_run: Annotated[
@@ -69,7 +69,7 @@ def serve(
     _start(model, loading, settings, quiet)
 
 
-def _start(model: str, loading: LoadOptions, settings: ServeSettings, quiet: bool) -> None:
+def _start(model: str, loading: KeepingLoadOptions, settings: ServeSettings, quiet: bool) -> None:
     from forerun.serve.run import model_names, run_server
 
     def load() -> LanguageModel:
@@ -82,7 +82,7 @@ def _start(model: str, loading: LoadOptions, settings: ServeSettings, quiet: boo
     run_server(load, settings, model)
 
 
-def _load(model: str, loading: LoadOptions, quiet: bool) -> LanguageModel:
+def _load(model: str, loading: KeepingLoadOptions, quiet: bool) -> LanguageModel:
     import forerun
 
     return forerun.load(model, progress=terminal_progress(quiet), **loading.arguments())

@@ -63,12 +63,15 @@ class EngineThread:
         """Will nothing more be done?"""
         return self._closed
 
-    def close(self, timeout: float | None = None) -> None:
-        """Do what was asked for until now, then stop. Sequences stay as they are after the last round."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Do what was asked for until now, then stop. Sequences stay as they are after the last round. Returns whether
+        the thread has ended by now.
+        """
         with self._door:
             self._closed = True
             self._inbox.put(None)
         self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:

@@ -192,10 +192,11 @@ class LocalEngine:
             self._status = "draining"
         for answer in list(self._answers):
             answer.fail(unavailable("the server is shutting down"))
-        if self._thread is not None:
-            await beside(partial(self._thread.close, END))
+        ended = self._thread is None or await beside(partial(self._thread.close, END))
         if self.model is not None:
             self.model.keep_costs()
+            if ended and self._status != "broken":  # else nobody knows what state the engine is in
+                await beside(self.model.close)
 
     def _died(self, error: BaseException) -> None:
         """On the engine's thread, at its end."""

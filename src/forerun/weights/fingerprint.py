@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import string
+from pathlib import Path
 
 from forerun.weights.checkpoint import Checkpoint
 
 # A converted folder says in its config.json what it was made from, so that what belongs to the source still fits.
 SOURCE_HASH = "forerun_source_hash"
 EDGE = 4096  # bytes of each tensor that are hashed, at its beginning and at its end
+
+
+def contents_digest(path: Path) -> str:
+    """SHA-256, in hex, over all of a GGUF file, or over all weights of a folder and what says how they and media are
+    read.
+
+    It reads everything: for what must never be used with other weights, however little they differ.
+    """
+    patterns = ("config.json", "*processor_config.json", "*.safetensors")
+    files = [path] if path.is_file() else [file for pattern in patterns for file in sorted(path.glob(pattern))]
+    total = hashlib.sha256()
+    for file in files:
+        if file.is_file():
+            with file.open("rb") as stream:
+                total.update(file.name.encode() + hashlib.file_digest(stream, "sha256").digest())
+    return total.hexdigest()
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
