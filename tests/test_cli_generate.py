@@ -157,7 +157,8 @@ def test_defaults_are_the_documented_ones(library: FakeLibrary) -> None:
     assert library.model == "smollm2" and library.prompt == "Hi"
     assert library.loading == {
         "device": "auto", "dtype": "auto", "quantize": "auto", "max_context": None, "memory": None, "draft_model": None,
-        "head": "auto", "assistant_position": "n-1", "prefix_cache": True, "cache": None,
+        "head": "auto", "assistant_position": "n-1", "prefix_cache": True, "slowdown": 2.5,
+        "cache": None,
     }  # fmt: skip
     assert library.options == {
         "system": None, "raw": False, "max_tokens": None, "temperature": None, "top_p": None, "top_k": None,
@@ -176,14 +177,15 @@ def test_every_flag_reaches_the_library(library: FakeLibrary, tmp_path: Path) ->
         " --repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 5=-2,7=1.5"
         " --logit-bias 9=3 --lang-bias ja=-inf,zh=-5 --suppress 1,2 --suppress 3 --stop END --stop ### --seed 12"
         " --draft model --draft-model small --draft-tokens 4 --accept rejection --device cuda --dtype bfloat16"
-        " --quantize none --max-context 512 --memory 0.5 --no-prefix-cache --quiet"
+        " --quantize none --max-context 512 --memory 0.5 --no-prefix-cache --slowdown 4 --quiet"
         f" --image {tmp_path}/a.png --image {tmp_path}/b.png --video {tmp_path}/c.mp4 --audio {tmp_path}/d.wav"
     )
     assert run(line) == 0
     del library.loading["progress"], library.options["progress"]
     assert library.loading == {
         "device": "cuda", "dtype": "bfloat16", "quantize": "none", "max_context": 512, "memory": "0.5",
-        "draft_model": "small", "head": "auto", "assistant_position": "n-1", "prefix_cache": False, "cache": None,
+        "draft_model": "small", "head": "auto", "assistant_position": "n-1", "prefix_cache": False, "slowdown": 4.0,
+        "cache": None,
     }  # fmt: skip
     assert library.options == {
         "system": "Be", "raw": False, "max_tokens": 7, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05,

@@ -42,6 +42,7 @@ def load(
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
     prefix_cache: bool = True,
+    slowdown: float = 2.5,
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
@@ -55,7 +56,8 @@ def load(
     a share of what is free (0.5) or bytes ("6G"); by default a GPU gives all but a tenth, a CPU enough for 8 contexts.
     `prefix_cache` keeps texts there while the room is not needed, so that the next prompt that begins alike is read
     from where it differs. `cache` names a file that keeps them between runs: it is read now and written when the model
-    is closed (`with forerun.load(…) as model:`, or `model.close()`).
+    is closed (`with forerun.load(…) as model:`, or `model.close()`). `slowdown`: times as long as usual that a token of
+    an answer may take while prompts of others are read; more of it lets those begin sooner.
     """
     from forerun.loading import load_model
 
@@ -70,6 +72,7 @@ def load(
         head=head,
         assistant_position=assistant_position,
         prefix_cache=prefix_cache,
+        slowdown=slowdown,
         cache=cache,
         progress=progress,
     )

@@ -36,7 +36,7 @@ from forerun.draft.model import ModelDrafter
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter, RowDrafter
 from forerun.engine.device_runner import working_memory
-from forerun.engine.engine import CHUNK, Engine
+from forerun.engine.engine import CHUNK, SLOWDOWN, Engine
 from forerun.engine.probe import ProbeResult, probe
 from forerun.errors import ForerunError
 from forerun.home import expanded, forerun_home
@@ -81,6 +81,7 @@ def load_model(
     head: str | Path | None = "auto",
     assistant_position: str = "n-1",
     prefix_cache: bool = True,
+    slowdown: float = SLOWDOWN,
     cache: str | Path | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
@@ -94,6 +95,8 @@ def load_model(
     if place is not None and not prefix_cache:
         raise ForerunError("cache names a file to keep the prefix cache in, and prefix_cache is off: drop one of them")
     max_context, room = whole_number("max_context", max_context), wanted_memory(memory)
+    if not isinstance(slowdown, int | float) or not 1 < slowdown < math.inf:
+        raise ForerunError(f"slowdown must be a number above 1, not {slowdown!r}")
     if assistant_position not in POSITIONS:
         raise ForerunError(f"the assistant's position must be {' or '.join(POSITIONS)}, not {assistant_position!r}")
     machine = plan_machine(device, dtype, quantize)
@@ -162,6 +165,7 @@ def load_model(
         costs=costs,
         target=target,
         prefix_cache=prefix_cache,
+        slowdown=slowdown,
     )
     if prefix_file is not None:
         prefix_file.read(pool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import partial, wraps
@@ -147,8 +148,16 @@ class LoadOptions(ModelOptions):
         True, MODEL_PANEL, "Keep texts in the cache while there is room: beginnings that come again are not read again."
     )
 
+    slowdown: float = _about(
+        2.5,
+        MODEL_PANEL,
+        "Times as long that a token may take while prompts are read; more lets those begin sooner.",
+    )
+
     def check(self, one_drafter: bool = True) -> None:
         """A benchmark may compare two drafters."""
+        if not 1 < self.slowdown < math.inf:
+            raise ForerunError(f"--slowdown {self.slowdown:g}: give more than 1, for example 2.5")
         if one_drafter and self.head is not None and self.draft_model is not None:
             raise ForerunError("--head and --draft-model name two drafters: drop one of them")
         if self.head == "":
