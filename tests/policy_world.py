@@ -11,7 +11,7 @@ from forerun.draft.arms import ARMS
 from forerun.policy.costs import CostTable
 from forerun.policy.decision import PLAIN, Decision
 from forerun.policy.policy import Policy
-from forerun.policy.records import Ask, Part, RoundResult
+from forerun.policy.records import Ask, RoundPart, RoundResult
 
 LIMIT = 15
 
@@ -163,7 +163,7 @@ def serve(
                 offered = [arm for arm in texts if answer.offers.get(arm)]
                 right = {arm: (1 + accepted, answer.accepted(arm, 1 + accepted, dice)) for arm in offered}
                 watched.append((answer.id, right))
-            parts.append(Part(answer.id, decision, decision.depth, accepted, 1 + accepted))
+            parts.append(RoundPart(answer.id, decision, decision.depth, accepted, 1 + accepted))
         now = score.seconds
         times = machine.times(rows, len(running), now)
         drafting = {}

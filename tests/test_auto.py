@@ -19,7 +19,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.plan import Turn
 from forerun.engine.sequence import Sequence
 from forerun.models.layers.decoder import Decoder
-from forerun.policy.costs import Shape
+from forerun.policy.costs import RoundShape
 from forerun.policy.decision import PLAIN, Decision
 from forerun.policy.policy import Policy
 from forerun.policy.records import Ask
@@ -85,9 +85,9 @@ def test_a_batch_drafts_less_when_rows_are_dear(target: Decoder, decisions: list
     for _ in range(200):
         for rows in (1, 2, 3, 4, 6, 8, 12, 16):
             drafts = (("model", rows - 1, 1),) if rows > 1 else ()
-            machine.costs.learn(Shape(1, rows, drafts), 1.0, {"model": 1e-6} if drafts else {})
+            machine.costs.learn(RoundShape(1, rows, drafts), 1.0, {"model": 1e-6} if drafts else {})
             for sequences in (2, 4, 8):
-                machine.costs.learn(Shape(sequences, sequences * rows), float(sequences * rows))
+                machine.costs.learn(RoundShape(sequences, sequences * rows), float(sequences * rows))
     run(machine, request(LOOP, draft="auto", max_tokens=40))
     assert max(decision.depth for mine in decisions for decision in mine) >= 4
     decisions.clear()

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from forerun.policy.cost_file import SELDOM, CostFile, machine_facts
-from forerun.policy.costs import CostTable, Proportions, Shape
+from forerun.policy.costs import CostTable, Proportions, RoundShape
 
 
 def plain_and_wide(costs: CostTable, rounds: int, scale: float = 0.010, wide: float = 1.4, step: float = 0.1) -> None:
     """Runs of plain rounds, and of rounds with three drafts that are made in `step` each."""
     for _ in range(rounds):
         for _ in range(2):
-            costs.learn(Shape(1, 1), scale)
+            costs.learn(RoundShape(1, 1), scale)
         for _ in range(4):
-            costs.learn(Shape(1, 4, (("mtp", 3, 1),)), (wide + 3 * step) * scale, {"mtp": 3 * step * scale})
+            costs.learn(RoundShape(1, 4, (("mtp", 3, 1),)), (wide + 3 * step) * scale, {"mtp": 3 * step * scale})
 
 
 def measured() -> CostTable:
@@ -37,7 +37,7 @@ def test_gaps_are_filled_by_straight_lines() -> None:
     assert costs.pass_seconds(4) == pytest.approx(0.014, rel=0.03)
     assert 0.010 < costs.pass_seconds(2) < costs.pass_seconds(3) < 0.014 < costs.pass_seconds(5) < 0.018
     assert costs.step_times("mtp", 1) == pytest.approx(0.1, rel=0.05)
-    assert costs.times(Shape(1, 4, (("mtp", 3, 1),))) == pytest.approx(1.7, rel=0.03)
+    assert costs.times(RoundShape(1, 4, (("mtp", 3, 1),))) == pytest.approx(1.7, rel=0.03)
 
 
 def test_what_is_known_only_as_a_sum_is_told_apart_by_depths() -> None:
@@ -48,9 +48,9 @@ def test_what_is_known_only_as_a_sum_is_told_apart_by_depths() -> None:
             [(1, 0, 0, 0), (1, 0, 1, 0), (2, 1, 1, 0), (4, 3, 1, 0), (4, 1, 1, 1)]
         )
         times = 1 + 0.05 * (rows - 1) + 0.15 * depth + 0.08 * follows + 0.3 * waited
-        shape = Shape(1, rows, (("mtp", depth, 1),) if depth else (), frozenset(["mtp"] * follows), bool(waited))
+        shape = RoundShape(1, rows, (("mtp", depth, 1),) if depth else (), frozenset(["mtp"] * follows), bool(waited))
         costs.learn(shape, 0.002 * times * dice.uniform(0.99, 1.01))
-    whole = costs.times(Shape(1, 4, (("mtp", 3, 1),), frozenset(["mtp"])))
+    whole = costs.times(RoundShape(1, 4, (("mtp", 3, 1),), frozenset(["mtp"])))
     assert whole == pytest.approx(1.15 + 0.45 + 0.08, rel=0.03)
     assert costs.follow_times("mtp", 1) == pytest.approx(0.08, abs=0.02)
     assert costs.step_times("mtp", 1) == pytest.approx(0.15, abs=0.05)
@@ -59,9 +59,9 @@ def test_what_is_known_only_as_a_sum_is_told_apart_by_depths() -> None:
 def test_batches_are_measured_apart() -> None:
     costs = measured()
     for _ in range(30):
-        costs.learn(Shape(1, 1), 0.010)
-        costs.learn(Shape(4, 4), 0.030)
-        costs.learn(Shape(4, 4), 0.030)
+        costs.learn(RoundShape(1, 1), 0.010)
+        costs.learn(RoundShape(4, 4), 0.030)
+        costs.learn(RoundShape(4, 4), 0.030)
     assert costs.pass_seconds(4, 4) == costs.pass_seconds(4, 3) == pytest.approx(0.030, rel=0.05)
     assert costs.pass_seconds(4, 1) == pytest.approx(0.014, rel=0.05)
     assert costs.pass_seconds(16, 16) > 0.014  # never measured: as other passes of so many rows
@@ -69,29 +69,29 @@ def test_batches_are_measured_apart() -> None:
 
 def test_one_slow_round_does_not_count_for_what_it_took() -> None:
     costs = measured()
-    costs.learn(Shape(1, 1), 10.0)
-    costs.learn(Shape(1, 1), 0.010)
+    costs.learn(RoundShape(1, 1), 10.0)
+    costs.learn(RoundShape(1, 1), 0.010)
     assert costs.pass_seconds(1) < 0.013
-    costs.learn(Shape(1, 4, (("mtp", 3, 1),)), 10.0)
-    costs.learn(Shape(1, 1), 0.010)
+    costs.learn(RoundShape(1, 4, (("mtp", 3, 1),)), 10.0)
+    costs.learn(RoundShape(1, 1), 0.010)
     assert costs.pass_seconds(1) < 0.013 and costs.pass_times(4) < 1.6
 
 
 def test_nor_does_the_very_first() -> None:
     costs = CostTable()
     for seconds in (10.0, 0.010, 0.010, 0.010):
-        costs.learn(Shape(1, 1), seconds)
+        costs.learn(RoundShape(1, 1), seconds)
     assert 0.009 <= costs.pass_seconds(1) < 0.015
 
 
 @pytest.mark.parametrize(("rows", "sequences"), [(1, 1), (4, 1), (4, 4)])
 def test_a_clock_that_stands_still_tells_nothing(rows: int, sequences: int) -> None:
     costs = CostTable(measured().proportions())
-    costs.learn(Shape(sequences, rows), 0.0)
+    costs.learn(RoundShape(sequences, rows), 0.0)
     assert not costs.known
     for _ in range(3):
-        costs.learn(Shape(1, 1), 0.010)
-    costs.learn(Shape(sequences, rows), 0.0)
+        costs.learn(RoundShape(1, 1), 0.010)
+    costs.learn(RoundShape(sequences, rows), 0.0)
     assert costs.pass_seconds(1) == pytest.approx(0.010)
 
 
@@ -99,7 +99,7 @@ def test_what_was_learned_holds_on_a_machine_of_another_speed() -> None:
     """Proportions are kept, seconds are not: today everything takes three times as long."""
     costs = CostTable(measured().proportions())
     assert not costs.known and costs.remembers
-    costs.learn(Shape(1, 1), 0.030)
+    costs.learn(RoundShape(1, 1), 0.030)
     assert costs.known
     assert costs.pass_seconds(4) == pytest.approx(0.042, rel=0.05)
     assert costs.step_times("mtp", 1) == pytest.approx(0.1, rel=0.05)
@@ -118,7 +118,7 @@ def test_an_arm_is_not_blamed_for_a_bad_hour() -> None:
     assert costs.pass_seconds(1) == pytest.approx(0.1, rel=0.1)
     assert costs.pass_times(4) == pytest.approx(1.4, rel=0.1)
     for _ in range(60):
-        costs.learn(Shape(1, 1), 0.010)
+        costs.learn(RoundShape(1, 1), 0.010)
     assert costs.pass_seconds(1) == pytest.approx(0.010, rel=0.05)
     assert costs.pass_seconds(4) == pytest.approx(0.014, rel=0.15)
     assert costs.step_times("mtp", 1) == pytest.approx(0.1, rel=0.2)
@@ -130,7 +130,7 @@ def test_a_neighbour_that_comes_and_goes_blames_no_arm() -> None:
     for number in range(600):
         slow = (1.8 if number % 100 < 50 else 1.0) * dice.uniform(0.95, 1.05)
         wide = number % 70 > 6
-        costs.learn(Shape(1, 4) if wide else Shape(1, 1), 0.010 * slow * (1.4 if wide else 1.0))
+        costs.learn(RoundShape(1, 4) if wide else RoundShape(1, 1), 0.010 * slow * (1.4 if wide else 1.0))
         assert 1.2 < costs.pass_times(4) < 1.65, number
 
 
@@ -144,14 +144,14 @@ def test_a_pass_that_has_become_dear_is_found_out() -> None:
 def test_any_round_tells_how_fast_the_machine_is() -> None:
     costs = measured()
     for _ in range(30):
-        costs.learn(Shape(1, 4, (("mtp", 3, 1),)), 0.034, {"mtp": 0.006})
+        costs.learn(RoundShape(1, 4, (("mtp", 3, 1),)), 0.034, {"mtp": 0.006})
     assert costs.pass_seconds(1) == pytest.approx(0.020, rel=0.1)
 
 
 def test_a_wide_pass_is_not_dared_at_once() -> None:
     costs = CostTable()
     assert costs.widest(1) == 3 and costs.widest(64) == 96
-    costs.learn(Shape(1, 3), 0.010)
+    costs.learn(RoundShape(1, 3), 0.010)
     assert costs.widest(1) == 5
     assert CostTable(Proportions({(1, 16): 2.0}, {})).widest(1) == 24
 
@@ -233,10 +233,10 @@ def test_threads_and_precision_are_facts() -> None:
 def test_drafts_that_seem_to_cost_nothing_are_kept_as_nearly_nothing(tmp_path: Path) -> None:
     """A device drafts within its round: what is left after the pass may be noise, and may be negative."""
     costs = CostTable()
-    costs.learn(Shape(1, 1), 0.001)
+    costs.learn(RoundShape(1, 1), 0.001)
     for _ in range(100):
-        costs.learn(Shape(1, 1), 0.001)
-        costs.learn(Shape(1, 1, (("mtp", 3, 1),)), 0.0009)
+        costs.learn(RoundShape(1, 1), 0.001)
+        costs.learn(RoundShape(1, 1, (("mtp", 3, 1),)), 0.0009)
     assert 0 < costs.step_times("mtp", 1) < 0.01
     CostFile(tmp_path, {"a": "b"}).write(costs.proportions())
     assert CostFile(tmp_path, {"a": "b"}).read() is not None
@@ -264,23 +264,23 @@ def test_a_steady_machine_is_known_from_busy_rounds() -> None:
     table.steady = True
     true = {"step": 0.09, "follow": 0.12, "wait": 0.5, "row": 0.004, "prompt": 0.0033}
 
-    def seconds(shape: Shape) -> float:
+    def seconds(shape: RoundShape) -> float:
         steps = sum(depth for _, depth, _ in shape.drafts)
         times = 1 + true["row"] * (shape.rows - 1) + true["step"] * steps + true["prompt"] * shape.prompt_rows
         times += true["follow"] * bool(shape.follows) + true["wait"] * shape.waited
         return 0.0007 * times * (1 + 0.02 * abs(dice.gauss(0, 1)))
 
     for _ in range(3):
-        table.learn(Shape(1, 1), seconds(Shape(1, 1)))
+        table.learn(RoundShape(1, 1), seconds(RoundShape(1, 1)))
     for _ in range(1500):
         many, depth = dice.randint(9, 16), dice.choice((0, 0, 1, 3))
         drafts, follows = ((("mtp", depth, many),) if depth else ()), frozenset({"mtp"} if depth else ())
         waited, prompts = dice.random() < 0.1, dice.choice((0, 64, 200))
-        shape = Shape(many, many * (1 + depth), drafts, follows, waited, prompts)
+        shape = RoundShape(many, many * (1 + depth), drafts, follows, waited, prompts)
         table.learn(shape, seconds(shape))
     assert table.prompt_times(64) == pytest.approx(64 * true["prompt"], rel=0.15)
     assert table.wait_times(16) == pytest.approx(true["wait"], rel=0.15)
     for depth in (0, 1, 3):
         drafts, follows = ((("mtp", depth, 16),) if depth else ()), frozenset({"mtp"} if depth else ())
-        shape = Shape(16, 16 * (1 + depth), drafts, follows)
+        shape = RoundShape(16, 16 * (1 + depth), drafts, follows)
         assert table.times(shape) / table.second == pytest.approx(seconds(shape), rel=0.08)

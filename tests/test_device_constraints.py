@@ -13,7 +13,7 @@ from engines import VOCAB, NoText, Scripted, finish, request
 from rules import Breaking, ByRule, Rule, random_rule
 
 from forerun.draft.arms import FORCED
-from forerun.engine.device_runner import Shape, Upload
+from forerun.engine.device_runner import PassShape, Upload
 from forerun.engine.engine import Engine
 from forerun.engine.sequence import Sequence
 from forerun.errors import ForerunError
@@ -104,7 +104,7 @@ def test_what_is_captured_for_masks_has_their_tables(tmp_path: Path, monkeypatch
     runner, found = runner_of(machine), list[tuple[bool, bool]]()
     usual = runner._capture
 
-    def capture(shape: Shape, upload: Upload) -> Any:
+    def capture(shape: PassShape, upload: Upload) -> Any:
         found.append((shape.edited, runner.slots.edits is not None))
         return usual(shape, upload)
 

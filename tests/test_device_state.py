@@ -34,7 +34,7 @@ from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up
 from forerun.models.layers.rows import Output, Pass
 from forerun.policy.decision import PLAIN, Decision
-from forerun.policy.records import Part
+from forerun.policy.records import RoundPart
 from forerun.progress import NullProgress
 
 # Rows that nobody looks at may overflow; the interpreter says so.
@@ -62,7 +62,7 @@ def test_pages_are_added_without_losing_drafts(folder: Path, head: Path, monkeyp
     wish = {"max_tokens": None, "temperature": 0.8, "seed": 8}
     drafted, pages, take = list[int](), set[int](), engine._take
 
-    def watch(outcome: Outcome) -> Part | None:
+    def watch(outcome: Outcome) -> RoundPart | None:
         if outcome.turn.sequence.status is Status.RUNNING:
             drafted.append(outcome.drafted)
             pages.add(len(outcome.turn.sequence.cache.pages))

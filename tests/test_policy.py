@@ -13,11 +13,11 @@ from policy_world import Answer, Fixed, Machine, serve
 
 from forerun.draft.arms import ARMS
 from forerun.policy.acceptance import Priors
-from forerun.policy.costs import CostTable, Shape
+from forerun.policy.costs import CostTable, RoundShape
 from forerun.policy.decision import PLAIN, Decision, NamedArm
 from forerun.policy.planning import share_rows
 from forerun.policy.policy import WARM, Policy
-from forerun.policy.records import Ask, Part, RoundResult
+from forerun.policy.records import Ask, RoundPart, RoundResult
 
 SHORT = [setting for setting in SETTINGS if not setting.name.startswith("64")]  # the table runs all, with more seeds
 
@@ -89,7 +89,7 @@ def run(policy: Policy, rounds: int, accept: dict[str, int], slope: float = 0.1,
         accepted = min(decision.depth, accept.get(decision.arm or "", 0))
         seconds = 1 + slope * decision.depth + 0.02 * len(follows)
         drafting = {} if decision.arm is None else {decision.drafter or "": step * decision.depth}
-        part = Part(0, decision, decision.depth, accepted, 1 + accepted)
+        part = RoundPart(0, decision, decision.depth, accepted, 1 + accepted)
         policy.learn(RoundResult([part], seconds + sum(drafting.values()), follows, drafting=drafting))
         decisions.append(decision)
     return decisions
@@ -147,7 +147,7 @@ def test_text_arms_have_what_is_offered() -> None:
         depths.append(decision.depth if decision.arm == "grammar" else 0)
         accepted = depths[-1]
         drafting = {"mtp": 0.3 * decision.depth} if decision.arm == "mtp" else {}
-        part = Part(0, decision, decision.depth, accepted, 1 + accepted)
+        part = RoundPart(0, decision, decision.depth, accepted, 1 + accepted)
         seconds = 1 + 0.1 * decision.depth + sum(drafting.values())
         policy.learn(RoundResult([part], seconds, policy.follows(0), drafting=drafting))
     assert max(depths) == 9 and sum(map(bool, depths)) > 90
@@ -184,7 +184,9 @@ def test_arms_that_users_name() -> None:
     asks = [Ask(0, 15), Ask(1, 15, {"lookup": 0, "long lookup": 15}), Ask(2, 15), Ask(3, 15)]
     first = policy.decide(asks)
     assert first == [Decision("mtp", 3), Decision("lookup", ARMS["lookup"].first_depth), PLAIN, PLAIN]
-    parts = [Part(n, decision, decision.depth, decision.depth, 1 + decision.depth) for n, decision in enumerate(first)]
+    parts = [
+        RoundPart(n, decision, decision.depth, decision.depth, 1 + decision.depth) for n, decision in enumerate(first)
+    ]
     policy.learn(RoundResult(parts, 0.01))
     assert policy.decide(asks)[1].depth == 2 * ARMS["lookup"].first_depth, "all were right: its depth follows"
     assert policy.decide([Ask(0, 1), Ask(1, 15, {"lookup": 0, "long lookup": 0})]) == [Decision("mtp", 1), PLAIN]
@@ -198,12 +200,12 @@ def test_what_named_arms_cost_is_not_lost_by_the_choice(arm: str, overlaps: bool
     """A user may name an arm that loses: other requests draft as if that had not been."""
     policy = Policy(CostTable(), overlaps=overlaps)
     for _ in range(3):
-        policy.costs.learn(Shape(1, 1), 1.0)
+        policy.costs.learn(RoundShape(1, 1), 1.0)
     policy.join(0, {}, named=NamedArm(arm, 3))
     for _ in range(200):
         (decision,) = policy.decide([Ask(0, 15, {"lookup": 3, "long lookup": 0})])
         assert decision.depth == 3
-        parts = [Part(0, decision, 3, 0, 1)]
+        parts = [RoundPart(0, decision, 3, 0, 1)]
         policy.learn(RoundResult(parts, 3.0, policy.follows(0) - {"lookup"}, overlaps and arm == "lookup"))
     assert policy.balance > 2 and policy.seconds_saved(0) == 0
     policy.leave(0)
@@ -227,7 +229,7 @@ def test_late_results_of_sequences_that_have_left() -> None:
     policy.join(1, HEAD)
     decisions = policy.decide([Ask(0, 15), Ask(1, 15)])
     policy.leave(0)
-    policy.learn(RoundResult([Part(n, d, d.depth, 0, 1) for n, d in enumerate(decisions)], 0.01))
+    policy.learn(RoundResult([RoundPart(n, d, d.depth, 0, 1) for n, d in enumerate(decisions)], 0.01))
     policy.watch(0, {"lookup": (1, 1)})
     assert len(policy.decide([Ask(1, 15)])) == 1
 
@@ -264,7 +266,7 @@ def test_nothing_breaks_while_sequences_come_and_go_and_drafters_fail() -> None:
                 if decision.arm and ARMS[decision.arm].at_once and ask.available is not None:
                     assert decision.depth <= max(ask.available.values())
                 accepted = dice.randint(0, decision.depth)
-                parts.append(Part(ask.id, decision, decision.depth, accepted, 1 + accepted))
+                parts.append(RoundPart(ask.id, decision, decision.depth, accepted, 1 + accepted))
             follows = frozenset().union(*(policy.follows(one) for one in running)) - {"lookup"}
             seconds = dice.choice([0.0, 1e-3, 1e-3, 1e-3, 5.0]) * (1 + 0.02 * sum(part.drafted for part in parts))
             result = RoundResult(parts, seconds, follows, tokens and overlaps, dice.random() < 0.7)
@@ -281,7 +283,7 @@ def test_rounds_that_a_clock_saw_no_time_in() -> None:
     policy.join(0, HEAD)
     for _ in range(100):
         (decision,) = policy.decide([Ask(0, 15)])
-        policy.learn(RoundResult([Part(0, decision, decision.depth, 0, 1)], 0.0))
+        policy.learn(RoundResult([RoundPart(0, decision, decision.depth, 0, 1)], 0.0))
     assert decision == PLAIN
 
 
@@ -323,7 +325,7 @@ def test_deciding_takes_no_time_while_nothing_changes(many: int, most: float, ra
         parts = []
         for number, decision in enumerate(decisions):
             accepted = sum(itertools.takewhile(bool, (dice.random() < rate for _ in range(decision.depth))))
-            parts.append(Part(number, decision, decision.depth, accepted, 1 + accepted))
+            parts.append(RoundPart(number, decision, decision.depth, accepted, 1 + accepted))
         rows, deepest = sum(1 + d.depth for d in decisions), max(d.depth for d in decisions)
         policy.learn(RoundResult(parts, 0.001 * (1 + 0.01 * rows + 0.05 * deepest), policy.follows(0)))
     assert min(took[100:]) < most
@@ -364,9 +366,9 @@ def test_a_pass_is_widened_step_by_step() -> None:
         policy.join(number, HEAD)
     for _ in range(24):
         decisions = policy.decide([Ask(number, 15) for number in range(16)])
-        parts = [Part(number, d, d.depth, d.depth, 1 + d.depth) for number, d in enumerate(decisions)]
+        parts = [RoundPart(number, d, d.depth, d.depth, 1 + d.depth) for number, d in enumerate(decisions)]
         widths.append(sum(1 + decision.depth for decision in decisions))
         policy.learn(RoundResult(parts, 0.001 * (1 + 0.001 * widths[-1]), policy.follows(0)))
     wider = [width for width in widths if width > 16]
     assert wider and wider[0] <= 32 and max(widths) > 32, wider  # one draft each at first
-    assert policy.costs.times(Shape(16, 16)) > 0
+    assert policy.costs.times(RoundShape(16, 16)) > 0

@@ -399,7 +399,7 @@ def test_where_writing_fails_the_file_stays(
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(prefix_file.Writer, "state", fail)
+        broken.setattr(prefix_file.PageWriter, "state", fail)
         if isinstance(error, OSError):
             kept(path).write(machine.pool)
             assert "No space left" in caplog.text and len(caplog.records) == 1

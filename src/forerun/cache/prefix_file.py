@@ -55,7 +55,7 @@ class DamagedFile(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class FileExtent:
     """Tensors that lie one behind the other in the file, and the hash of their bytes."""
 
     start: int
@@ -71,10 +71,10 @@ class Stretch:
 class StoredPage:
     """A page in the file. Nothing of it is in memory but what was read lately, which the system may drop."""
 
-    mapped: MappedFile
-    page: Stretch  # keys and values by page group, then the features of its last row, if they were there
+    mapped: MappedPages
+    page: FileExtent  # keys and values by page group, then the features of its last row, if they were there
     groups: int
-    recurrent: Stretch | None  # the state after its last row
+    recurrent: FileExtent | None  # the state after its last row
     decoded: bool | None  # of a device's state
     _checked: bool = False
     _state_checked: bool = False
@@ -108,14 +108,14 @@ class StoredPage:
 
 
 @dataclass(slots=True, eq=False)
-class MappedFile:
+class MappedPages:
     """The bytes of all pages, mapped."""
 
     path: Path
     data: Tensor  # [bytes] uint8
     _warned: bool = False
 
-    def is_sound(self, stretch: Stretch) -> bool:
+    def is_sound(self, stretch: FileExtent) -> bool:
         """Are the bytes those that were written? The first time they are not, a line says so."""
         found = hashlib.sha256(self.bytes(stretch)).hexdigest() == stretch.digest
         if not found and not self._warned:
@@ -123,11 +123,11 @@ class MappedFile:
             log.warning("%s is damaged: texts whose pages are hurt are read again", self.path)
         return found
 
-    def bytes(self, stretch: Stretch) -> memoryview:
+    def bytes(self, stretch: FileExtent) -> memoryview:
         """As they are in the file."""
         return self.data[stretch.start : stretch.start + stretch.size].numpy().data
 
-    def tensors(self, stretch: Stretch) -> list[Tensor]:
+    def tensors(self, stretch: FileExtent) -> list[Tensor]:
         """Views of the file."""
         found, at = [], stretch.start
         for kind, shape in stretch.tensors:
@@ -260,7 +260,7 @@ def read_pages(path: Path, header: Header, groups: int) -> list[CachedPage]:
         text = index.numpy().tobytes()
         if hashlib.sha256(text).hexdigest() != header.digest:
             raise DamagedFile("its index is not what was written")
-        mapped, pages = MappedFile(path, data), list[CachedPage]()
+        mapped, pages = MappedPages(path, data), list[CachedPage]()
         for facts in json.loads(text):
             stretch, state = stretch_of(facts["page"]), facts["state"]
             recurrent = None if state is None else stretch_of(state)
@@ -284,9 +284,9 @@ def read_pages(path: Path, header: Header, groups: int) -> list[CachedPage]:
     return pages
 
 
-def stretch_of(facts: Mapping[str, Any]) -> Stretch:
+def stretch_of(facts: Mapping[str, Any]) -> FileExtent:
     """As `asdict` wrote it."""
-    return Stretch(facts["start"], facts["digest"], [(kind, shape) for kind, shape in facts["tensors"]])
+    return FileExtent(facts["start"], facts["digest"], [(kind, shape) for kind, shape in facts["tensors"]])
 
 
 def aligned(size: int) -> int:
@@ -368,7 +368,7 @@ def write_pages(stream: BinaryIO, pages: Sequence[CachedPage], index: PrefixInde
     """Page after page, so that no more than one is copied at a time; the header last, when all hashes are known."""
     room = aligned(len(_header(facts, "0" * 64, LARGEST**2, LARGEST**2)))
     stream.write(bytes(room))
-    writer, numbers = Writer(stream), dict[CachedPage, int]()
+    writer, numbers = PageWriter(stream), dict[CachedPage, int]()
     described = []
     for page in pages:
         stretch, (state, decoded) = writer.page(page, index), writer.state(page)
@@ -411,17 +411,17 @@ def _sum(metadata: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
 
 
-def _facts_of(stretch: Stretch) -> dict[str, Any]:
+def _facts_of(stretch: FileExtent) -> dict[str, Any]:
     return {"start": stretch.start, "digest": stretch.digest, "tensors": stretch.tensors}
 
 
-class Writer:
+class PageWriter:
     """Puts tensors one behind the other."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.at, self._stream = 0, stream
 
-    def page(self, page: CachedPage, index: PrefixIndex) -> Stretch:
+    def page(self, page: CachedPage, index: PrefixIndex) -> FileExtent:
         """What a page holds, from wherever it is."""
         if page.stored is not None:
             return self._again(page.stored.mapped, page.stored.page)
@@ -430,7 +430,7 @@ class Writer:
             both = [group.copy_one(number) for group, number in zip(index.groups, page.pages, strict=True)]
         return self._tensors([*(one for pair in both for one in pair), *([] if page.edge is None else [page.edge])])
 
-    def state(self, page: CachedPage) -> tuple[Stretch | None, bool | None]:
+    def state(self, page: CachedPage) -> tuple[FileExtent | None, bool | None]:
         """The recurrent state that stays with a page; of a device's whether it was decoding."""
         if page.state is not None:
             decoded = page.state.decoded if isinstance(page.state, DeviceContents) else None
@@ -439,7 +439,7 @@ class Writer:
             return self._again(page.stored.mapped, page.stored.recurrent), page.stored.decoded
         return None, None
 
-    def _tensors(self, tensors: Iterable[Tensor]) -> Stretch:
+    def _tensors(self, tensors: Iterable[Tensor]) -> FileExtent:
         start, total, described = self.at, hashlib.sha256(), list[tuple[str, list[int]]]()
         for tensor in tensors:
             # numpy's copy: torch's would wake a second thread for every page.
@@ -449,11 +449,11 @@ class Writer:
             self._stream.write(data)
             self.at += len(data)
             described.append((str(tensor.dtype), list(tensor.shape)))
-        return Stretch(start, total.hexdigest(), described)
+        return FileExtent(start, total.hexdigest(), described)
 
-    def _again(self, mapped: MappedFile, stretch: Stretch) -> Stretch:
+    def _again(self, mapped: MappedPages, stretch: FileExtent) -> FileExtent:
         """What came from a file goes to the next with the hash it had, so that damage does not pass for sound."""
         start = self.at
         self._stream.write(mapped.bytes(stretch))
         self.at += stretch.size
-        return Stretch(start, stretch.digest, stretch.tensors)
+        return FileExtent(start, stretch.digest, stretch.tensors)

@@ -63,7 +63,7 @@ def bucket(sizes: Some[int], wanted: int) -> int:
     return next(size for size in sizes if size >= wanted)
 
 
-def bucketed(shape: Shape) -> Shape:
+def bucketed(shape: PassShape) -> PassShape:
     """The smallest shape that is captured for a round of this one."""
     if shape.chunks:
         lines, width = bucket(PROMPT_LINES, shape.lines), bucket(PROMPT_WIDTHS, shape.width)
@@ -134,7 +134,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class Shape(NamedTuple):
+class PassShape(NamedTuple):
     """What a pass and its choice are captured for."""
 
     rows: int
@@ -146,7 +146,7 @@ class Shape(NamedTuple):
     filtered: bool
     edited: bool  # are logits changed by biases, penalties or masks?
 
-    def holds(self, other: Shape) -> bool:
+    def holds(self, other: PassShape) -> bool:
         """Can a round of the other shape run as one of this? Entries that no drafter reads do no harm."""
         if any(mine < wanted for mine, wanted in zip(self[:4], other[:4], strict=True)):
             return False
@@ -211,12 +211,13 @@ class DeviceRunner(Runner):
         self.slots = BatchSlots(pages, pool, drafters.vocab, columns, decoder.dtype)
         self._columns = columns
         self._uploads = [Upload(SMALL, FEW_CHUNKS, pool.device), Upload(PROMPT_ROWS[-1], CHUNKS[-1], pool.device)]
-        self._rounds: OrderedDict[Shape, Callable[[], tuple[Output, Tensor]]] = OrderedDict()
+        self._rounds: OrderedDict[PassShape, Callable[[], tuple[Output, Tensor]]] = OrderedDict()
         self._drafts: OrderedDict[DraftShape, Callable[[], Tensor]] = OrderedDict()
         self._aside: dict[int, int] = {}  # sequence → rounds that the host decides for it
         self._void: set[int] = set()  # sequences whose round under way started from a token that was none
         self._awaited: set[int] = set()  # sequences that the host has work for before their next round
         cuda = pool.device.type == "cuda"
+        self._ended: torch.cuda.Event | None = None  # of the last round that was launched
         self._results = [torch.zeros(SLOTS * (WIDEST + 2), dtype=torch.int64, pin_memory=cuda) for _ in range(3)]
         self._events = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] if cuda else [] for _ in range(3)]
 
@@ -339,8 +340,9 @@ class DeviceRunner(Runner):
             # Where the host has waited for tokens, what the device waited for it is a part of what that costs.
             waited = ticket.plan.waited and ticket.plan.behind
             if waited or any(turn.sequence.is_under_way for turn in turns):
-                launched.before = self._events[-2][1]
-            launched.events[1].record()
+                launched.before = self._ended
+            self._ended = launched.events[1]
+            self._ended.record()
         for turn, slot in zip(turns, slots, strict=True):
             # Of a generated row the device alone knows the place: entries count from where it may be at most.
             begin = turn.begin if turn.is_prompt else turn.sequence.reach
@@ -355,7 +357,7 @@ class DeviceRunner(Runner):
         asked = (turn.is_prompt and turn.sequence.request.prompt_logprobs for turn in turns)
         ticket.reads_back = bool(host) or any(asked)
 
-    def _run(self, shape: Shape, upload: Upload, turns: list[Turn], ticket: Ticket) -> tuple[Output, Tensor]:
+    def _run(self, shape: PassShape, upload: Upload, turns: list[Turn], ticket: Ticket) -> tuple[Output, Tensor]:
         """Launch the pass and the choice; capture them first where they are not."""
         if any(turn.is_prompt and turn.sequence.request.media is not None for turn in turns):
             return self._body(shape, upload, turns)
@@ -366,12 +368,12 @@ class DeviceRunner(Runner):
         self._rounds.move_to_end(shape)
         return self._rounds[shape]()
 
-    def _has_not_run(self, shape: Shape, turns: list[Turn]) -> bool:
+    def _has_not_run(self, shape: PassShape, turns: list[Turn]) -> bool:
         """Did nothing of a round that failed change a sequence? Captures run for none; recurrent state moves on."""
         media = any(turn.is_prompt and turn.sequence.request.media is not None for turn in turns)
         return self.pool.states is None or (shape not in self._rounds and not media)
 
-    def _lay_out(self, turns: list[Turn], slots: list[int], host: set[int]) -> tuple[Launched, Shape, Upload]:
+    def _lay_out(self, turns: list[Turn], slots: list[int], host: set[int]) -> tuple[Launched, PassShape, Upload]:
         """Write down the rows: first those that are generated, then those of prompts."""
         written = [n for n, turn in enumerate(turns) if not turn.is_prompt]
         read = [n for n, turn in enumerate(turns) if turn.is_prompt]
@@ -435,7 +437,7 @@ class DeviceRunner(Runner):
         launched = Launched(slots, starts.tolist(), widths.tolist(), shape.width, nothing, nothing, host)
         return launched, shape, upload
 
-    def _shape(self, turns: list[Turn], rows: int, chunks: int, width: int) -> Shape:
+    def _shape(self, turns: list[Turn], rows: int, chunks: int, width: int) -> PassShape:
         """What the round is captured for."""
         requests = [turn.sequence.request for turn in turns]
         features = bool(self._columns) or any(request.prompt_logprobs for request in requests)
@@ -444,13 +446,13 @@ class DeviceRunner(Runner):
         edited = edited or any(turn.masks is not None for turn in turns)
         filtered = any(request.sampling.filtered for request in requests)
         lines = 1 + max(self.slots.occupants)
-        shape = bucketed(Shape(rows, lines, max(1, width), chunks, features, follows, filtered, edited))
+        shape = bucketed(PassShape(rows, lines, max(1, width), chunks, features, follows, filtered, edited))
         if shape in self._rounds or not self.graphs.real:
             return shape
         enough = [other for other in self._rounds if other.holds(shape) and other.rows <= SPARE * shape.rows]
         return min(enough, key=lambda other: (other.rows, other.lines * other.width), default=shape)
 
-    def _upload_for(self, shape: Shape) -> Upload:
+    def _upload_for(self, shape: PassShape) -> Upload:
         return self._uploads[shape.rows > SMALL or shape.chunks > FEW_CHUNKS]
 
     def _host_decides(self, sequence: Sequence) -> bool:
@@ -463,7 +465,7 @@ class DeviceRunner(Runner):
 
     # ---- what is captured
 
-    def _capture(self, shape: Shape, upload: Upload) -> Callable[[], tuple[Output, Tensor]]:
+    def _capture(self, shape: PassShape, upload: Upload) -> Callable[[], tuple[Output, Tensor]]:
         """A capture runs once before: for no sequence, so that nothing of it stays."""
         if not self.graphs.real:
             return lambda: self._body(shape, upload)
@@ -485,7 +487,7 @@ class DeviceRunner(Runner):
                 upload.here[name][:] = before
             upload.send()
 
-    def _body(self, shape: Shape, upload: Upload, turns: list[Turn] | None = None) -> tuple[Output, Tensor]:
+    def _body(self, shape: PassShape, upload: Upload, turns: list[Turn] | None = None) -> tuple[Output, Tensor]:
         """The pass, entries of drafters, the choice. `turns`: where they have media, which are not captured."""
         from forerun.kernels.gpu.rows import expand, features_before
 
@@ -519,7 +521,7 @@ class DeviceRunner(Runner):
             drafter.follow(batch, found)
         return output, self._choose_body(shape, upload, tokens, output)
 
-    def _choose_body(self, shape: Shape, upload: Upload, tokens: Tensor, output: Output) -> Tensor:
+    def _choose_body(self, shape: PassShape, upload: Upload, tokens: Tensor, output: Output) -> Tensor:
         """Choose what plain decoding would emit after each row, accept what agrees, move every slot on."""
         from forerun.kernels.gpu.choosing import choose_tokens
         from forerun.kernels.gpu.committing import accept
@@ -746,7 +748,7 @@ class DeviceRunner(Runner):
         """
         if not self.graphs.real:
             return
-        most, wanted = bucket(LINES, batch), list[Shape]()
+        most, wanted = bucket(LINES, batch), list[PassShape]()
         for lines in [lines for lines in LINES if lines <= most]:
             widths = WIDTHS if lines == 1 else range(1, 8) if lines <= FEW else (1, 2, 4, 8)
             wanted += [self._usual(lines * width, lines, width, 0, filtered) for width in widths if width <= widest]
@@ -773,9 +775,9 @@ class DeviceRunner(Runner):
                     self._capture_drafts(draft)
                 task.advance()
 
-    def _usual(self, rows: int, lines: int, width: int, chunks: int, filtered: bool) -> Shape:
+    def _usual(self, rows: int, lines: int, width: int, chunks: int, filtered: bool) -> PassShape:
         """Of a round in which drafters follow, and nothing edits logits."""
-        return Shape(rows, lines, width, chunks, bool(self._columns), self.followers, filtered, False)
+        return PassShape(rows, lines, width, chunks, bool(self._columns), self.followers, filtered, False)
 
 
 def decides_for(request: Request) -> bool:

@@ -29,7 +29,7 @@ from forerun.models.layers.rows import Target
 from forerun.policy.costs import CostTable
 from forerun.policy.decision import PLAIN, Decision, NamedArm
 from forerun.policy.policy import Policy
-from forerun.policy.records import Ask, Part, RoundResult
+from forerun.policy.records import Ask, RoundPart, RoundResult
 from forerun.sample.constraint import Constraint
 from forerun.sample.history import TokenHistory
 
@@ -285,7 +285,7 @@ class Engine:
             for turn in ticket.plan.turns:
                 turn.sequence.fail(error)
             return
-        left, taken = list(outcomes), list[Part]()
+        left, taken = list(outcomes), list[RoundPart]()
         counted = [outcome for outcome in outcomes if takes_part(outcome.turn.sequence)]
         try:
             while left:
@@ -324,7 +324,7 @@ class Engine:
             waited = ticket.plan.waited and self.runner.overlaps
             self.policy.learn(RoundResult(taken, seconds, follows, waited, typical, ticket.drafting, rows))
 
-    def _take(self, outcome: Outcome) -> Part | None:
+    def _take(self, outcome: Outcome) -> RoundPart | None:
         """Emit what one sequence got; keep just the rows of tokens that were emitted before the last.
 
         Whatever fails here, a sink above all, its sequence fails alone.
@@ -366,7 +366,7 @@ class Engine:
             self.low_acceptance.note(turn.decision.drafter, outcome.drafted, accepted)
         if unrun is not None:
             self.policy.watch(sequence.id, unrun)
-        return Part(sequence.id, turn.decision, outcome.drafted, accepted, emitted)
+        return RoundPart(sequence.id, turn.decision, outcome.drafted, accepted, emitted)
 
     def _unrun(self, outcome: Outcome) -> dict[str, tuple[int, int]] | None:
         """Drafts that cost nothing and were no part of the round, compared with what came: by arm how many, and how

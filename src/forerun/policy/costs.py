@@ -55,7 +55,7 @@ class Proportions:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RoundShape:
     """All that the cost of a round depends on."""
 
     sequences: int
@@ -179,7 +179,7 @@ class CostTable:
         """Of rows of prompts beside generated ones."""
         return self._other("prompt", 1).value * rows / PROMPT_ROWS
 
-    def times(self, shape: Shape) -> float:
+    def times(self, shape: RoundShape) -> float:
         """Of a whole round."""
         return sum(self._figure(key).value * count for key, count in self._parts(shape).items())
 
@@ -190,7 +190,7 @@ class CostTable:
 
     # Learning.
 
-    def learn(self, shape: Shape, seconds: float, drafting: Mapping[str, float] | None = None) -> None:
+    def learn(self, shape: RoundShape, seconds: float, drafting: Mapping[str, float] | None = None) -> None:
         """A round took so long. `drafting`: the part of it that each drafter took, where that is known apart."""
         parts = self._parts(shape)
         for drafter, took in (drafting or {}).items():
@@ -318,7 +318,7 @@ class CostTable:
 
     # Figures.
 
-    def _parts(self, shape: Shape) -> dict[Key, float]:
+    def _parts(self, shape: RoundShape) -> dict[Key, float]:
         """Which figures a round is the sum of, and how often it has each."""
         size = batch_class(shape.sequences)
         parts: dict[Key, float] = dict(_pass(size, shape.rows))

@@ -10,7 +10,7 @@ FINE = 8  # sizes of a pass are compared in steps of a row, or of this part of t
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DraftPlan:
     """Each sequence drafts as long as its next draft is accepted with at least the price as chance."""
 
     drafter: str | None  # the row drafter of the round

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from forerun.draft.arms import ARMS, MAX_DEPTH, SERVED
 from forerun.policy.acceptance import Priors
-from forerun.policy.costs import CostTable, Shape, batch_class
+from forerun.policy.costs import CostTable, RoundShape, batch_class
 from forerun.policy.decision import PLAIN, Decision, NamedArm
-from forerun.policy.planning import Plan, share_rows
+from forerun.policy.planning import DraftPlan, share_rows
 from forerun.policy.records import (
     CLEAR,
     FAR_PLAIN_GAP,
@@ -27,7 +27,7 @@ from forerun.policy.records import (
     Ask,
     Look,
     Member,
-    Part,
+    RoundPart,
     RoundResult,
     Size,
 )
@@ -154,7 +154,7 @@ class Policy:
         """Text drafts change what is best for a few sequences; of many, they only have to be worth their rows."""
         return len(asks) <= FEW and any(ask.available and any(ask.available.values()) for ask in asks)
 
-    def _plan_now(self, size: Size) -> Plan:
+    def _plan_now(self, size: Size) -> DraftPlan:
         """The plan of the size, a look at another drafter, or plain decoding."""
         for look in size.looks.values():
             if look.rest > 0:
@@ -184,7 +184,7 @@ class Policy:
             return NOTHING
         return size.plan
 
-    def _choose(self, mine: Member, ask: Ask, plan: Plan) -> Decision:
+    def _choose(self, mine: Member, ask: Ask, plan: DraftPlan) -> Decision:
         if mine.named is not None:
             return self._choose_named(mine.named, ask)
         if plan is NOTHING or not mine.arms or ask.limit <= 0:
@@ -302,11 +302,11 @@ class Policy:
         drafter: str | None,
         mine: Sequence[Member],
         texts: dict[int, list[float]],
-        shape: Shape,
+        shape: RoundShape,
         base: float,
         warm: bool = False,
         trial: bool = False,
-    ) -> Plan:
+    ) -> DraftPlan:
         """The best plan with this drafter. `warm`: only for whom it follows; `trial`: at least for half of them."""
         many, costs = shape.sequences, self.costs
         beside = base - costs.pass_times(shape.rows, many)
@@ -318,12 +318,12 @@ class Policy:
 
         if drafter is None:
             rate, spent, tokens, price, _ = share_rows(list(texts.values()), many, shape.rows, times, beside, 0, most)
-            return Plan(None, 0, price, rate, spent, tokens)
+            return DraftPlan(None, 0, price, rate, spent, tokens)
         able = [one for one in mine if drafter in one.rows and not (warm and one.cold.get(drafter, 1))]
         others = [offers for number, offers in texts.items() if all(one.id != number for one in able)]
         if drafter not in shape.follows:
             beside += costs.follow_times(drafter, many)
-        best = Plan(drafter, 0, 1.0, 0.0)
+        best = DraftPlan(drafter, 0, 1.0, 0.0)
         if not able:
             return best
         step = costs.step_times(drafter, len(able))
@@ -340,18 +340,20 @@ class Policy:
             found = share_rows(offers, many, shape.rows, times, beside + depth * step, least, most)
             if found[0] < best.rate:
                 break
-            best = Plan(drafter, depth, 0.0 if trial and many == 1 else found[3], found[0], found[1], found[2], trial)
+            best = DraftPlan(
+                drafter, depth, 0.0 if trial and many == 1 else found[3], found[0], found[1], found[2], trial
+            )
         return best
 
-    def _plan_alone(self, drafter: str, one: Member, beside: float, step: float, trial: bool) -> Plan:
+    def _plan_alone(self, drafter: str, one: Member, beside: float, step: float, trial: bool) -> DraftPlan:
         """The same for one sequence, which gets all drafts of the best depth."""
-        costs, tokens, best = self.costs, 1.0, Plan(drafter, 0, 1.0, 0.0)
+        costs, tokens, best = self.costs, 1.0, DraftPlan(drafter, 0, 1.0, 0.0)
         most = TRIAL_DEPTH if trial else MAX_DEPTH
         for depth, chance in enumerate(one.offers(one.rows[drafter], min(most, costs.widest(1) - 1)), 1):
             tokens += chance
             times = costs.pass_times(1 + depth, 1) + beside + depth * step
             if tokens > best.rate * times:
-                best = Plan(drafter, depth, 0.0, tokens / times, times, tokens, trial)
+                best = DraftPlan(drafter, depth, 0.0, tokens / times, times, tokens, trial)
         return best
 
     def _look(self, size: Size, drafter: str, kind: str) -> Look:
@@ -390,7 +392,7 @@ class Policy:
             look.paused = self._round + PAUSE
         return self._round < look.paused
 
-    def _price_of_look(self, plan: Plan, plain: Plan, base: float, following: float) -> float:
+    def _price_of_look(self, plan: DraftPlan, plain: DraftPlan, base: float, following: float) -> float:
         """Plain rounds that a look should lose: its rounds, and following until it begins."""
         return TRIAL * max(0.0, plan.times / base - plan.tokens / plain.tokens) + following / base
 
@@ -400,7 +402,7 @@ class Policy:
         drafter: str,
         warm: list[Member],
         size: Size,
-        shape: Shape,
+        shape: RoundShape,
         base: float,
     ) -> None:
         """Run another drafter for a few rounds, not deep, to see whether the text or the costs have changed."""
@@ -422,7 +424,7 @@ class Policy:
                 elif drafter in one.cold and (self._round - one.idle.get(drafter, 0) > LASTING or size.blocked):
                     del one.cold[drafter]
 
-    def _weigh_waiting(self, mine: list[Member], size: Size, shape: Shape, base: float) -> None:
+    def _weigh_waiting(self, mine: list[Member], size: Size, shape: RoundShape, base: float) -> None:
         """On a device that overlaps: are text drafts worth what it costs to know the tokens first?"""
         many, costs = shape.sequences, self.costs
         step = max(1, many // FEW)
@@ -443,7 +445,9 @@ class Policy:
         size = self._size(many)
         drafted = [part for part in parts if part.drafted]
         decisions = [Decision(part.decision.arm, part.drafted) for part in drafted]
-        shape = Shape(many, many + sum(d.depth for d in decisions), _drafts(decisions), result.follows, result.waited)
+        shape = RoundShape(
+            many, many + sum(d.depth for d in decisions), _drafts(decisions), result.follows, result.waited
+        )
         if result.typical and self._tells(shape, result.prompt_rows):
             self.costs.learn(replace(shape, prompt_rows=result.prompt_rows), result.seconds, result.drafting)
             if not drafted:
@@ -465,11 +469,11 @@ class Policy:
         if self.costs.known:
             self._account(result, drafted, shape, size)
 
-    def _tells(self, shape: Shape, prompt_rows: int) -> bool:
+    def _tells(self, shape: RoundShape, prompt_rows: int) -> bool:
         """Does the time of a round tell what its generated rows cost? Where prompts take most of it, it does not."""
         return not prompt_rows or self.costs.prompt_times(prompt_rows) < self.costs.times(shape)
 
-    def _warm(self, parts: Sequence[Part]) -> None:
+    def _warm(self, parts: Sequence[RoundPart]) -> None:
         """Drafters have followed so many more tokens."""
         for part in parts:
             mine = self._sequences.get(part.id)
@@ -480,7 +484,7 @@ class Policy:
                     mine.cold[drafter] = max(0, left - part.tokens)
                     mine.plan = None
 
-    def _account(self, result: RoundResult, drafted: list[Part], shape: Shape, size: Size) -> None:
+    def _account(self, result: RoundResult, drafted: list[RoundPart], shape: RoundShape, size: Size) -> None:
         """Keep the balance, in plain rounds, by what such rounds cost: a pause is nobody's loss.
 
         What sequences cost whose users named an arm is part of what the round takes anyway.
@@ -532,7 +536,7 @@ class Policy:
             worth -= _worth(row.arm, mine.offers(row.arm, row.depth), price)[1]
         self._note_text(mine, max(0.0, worth))
 
-    def _note_texts(self, parts: Sequence[Part], price: float) -> None:
+    def _note_texts(self, parts: Sequence[RoundPart], price: float) -> None:
         """All text drafts that were worth it ran in this round."""
         for part in parts:
             mine = self._sequences.get(part.id)
@@ -565,12 +569,12 @@ def _worth(arm: str, chances: list[float], price: float) -> tuple[Decision, floa
     return (Decision(arm, depth), worth) if depth else (PLAIN, 0.0)
 
 
-def _named_shape(many: int, members: Iterable[Member], named: Sequence[Decision], waits: bool) -> Shape:
+def _named_shape(many: int, members: Iterable[Member], named: Sequence[Decision], waits: bool) -> RoundShape:
     """Of a round in which none but sequences with a named arm draft. `waits`: a round of text drafts does."""
     drafters = {one.named.arm.drafter: one.named.arm.at_once for one in members if one.named is not None}
     follows = frozenset(drafter for drafter, at_once in drafters.items() if not at_once)
     rows = many + sum(decision.depth for decision in named)
-    return Shape(many, rows, _drafts(named), follows, waits and any(drafters.values()))
+    return RoundShape(many, rows, _drafts(named), follows, waits and any(drafters.values()))
 
 
 def _drafts(decisions: Iterable[Decision]) -> tuple[tuple[str, int, int], ...]:

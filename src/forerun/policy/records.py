@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from forerun.draft.arms import ARMS, FORCED
 from forerun.policy.acceptance import Acceptance, Priors
 from forerun.policy.decision import PLAIN, Decision, NamedArm
-from forerun.policy.planning import Plan
+from forerun.policy.planning import DraftPlan
 
 FIRST_GAP, LAST_GAP = 32, 2048  # rounds between looks at a drafter that loses; each one that loses doubles it
 FIRST_REST = 4  # rounds before the first look, while sequences are still followed from their prompts on
 # Plain decoding is measured again after so many rounds, where it may soon be the better choice and where it is far.
 PLAIN_GAP, LAST_PLAIN_GAP, FAR_PLAIN_GAP, CLEAR = 4, 64, 256, 1.3
 
-NOTHING = Plan(None, 0, 2.0, 1.0)  # no draft is worth its row
+NOTHING = DraftPlan(None, 0, 2.0, 1.0)  # no draft is worth its row
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RoundPart:
     """What a round gave one sequence."""
 
     id: int
@@ -43,7 +43,7 @@ class Part:
 class RoundResult:
     """What came of a round, and how long it took."""
 
-    parts: Sequence[Part]
+    parts: Sequence[RoundPart]
     seconds: float  # from the end of the round before
     follows: frozenset[str] = frozenset()  # drafters that followed in it
     waited: bool = False  # it was planned after the tokens of the round before were known, on a device that overlaps
@@ -80,11 +80,11 @@ class Size:
     plain_gap: int = PLAIN_GAP
     since_plain: int = 0
     looks: dict[tuple[str, str], Look] = field(default_factory=dict)  # by drafter and, alone, kind of request
-    plan: Plan = NOTHING
+    plan: DraftPlan = NOTHING
     wanted: str | None = None  # the row drafter that would be best if all were followed by it
     following: frozenset[str] | None = None  # row drafters in use or soon looked at; None: nothing was thought yet
     trial: str | None = None
-    trial_plan: Plan = NOTHING
+    trial_plan: DraftPlan = NOTHING
     text_waits: bool = True  # are text drafts worth waiting for?
     row_price: float = 0.0  # tokens that a row beside plain ones must bring
     lead: float = 1.0  # of the plan over plain decoding
@@ -109,7 +109,7 @@ class Member:
         self.cold: dict[str, int] = {}  # row drafters that follow → tokens until their drafts are good
         self.idle: dict[str, int] = {}  # of these, rounds since they were last wanted
         self.choice = PLAIN  # of the row drafter,
-        self.plan: Plan | None = None  # and the plan that it was chosen by, until something is learned
+        self.plan: DraftPlan | None = None  # and the plan that it was chosen by, until something is learned
         self.text = 0.0  # tokens that text drafts would bring in a round, lately
         self.saved = 0.0  # seconds
         self.give(arms, priors)
