@@ -23,7 +23,8 @@ from forerun.draft.lookup import Lookup
 from forerun.draft.model import ModelDrafter
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import RowDrafter
-from forerun.engine.device_runner import DeviceRunner, Graphs
+from forerun.engine.captures import Graphs
+from forerun.engine.device_runner import DeviceRunner
 from forerun.engine.engine import Engine
 from forerun.kernels.cuda import CudaKernels
 from forerun.models.families import build

@@ -13,7 +13,7 @@ from engines import VOCAB, NoText, Scripted, finish, request
 from rules import Breaking, ByRule, Rule, random_rule
 
 from forerun.draft.arms import FORCED
-from forerun.engine.device_runner import PassShape, Upload
+from forerun.engine.captures import PassShape, Upload
 from forerun.engine.engine import Engine
 from forerun.engine.sequence import Sequence
 from forerun.errors import ForerunError

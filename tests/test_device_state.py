@@ -28,7 +28,7 @@ from tiny_qwen import random_model, save_model
 from forerun.draft.arms import ARMS
 from forerun.draft.mtp import MtpDrafter
 from forerun.engine import scheduler
-from forerun.engine.device_runner import Graphs
+from forerun.engine.captures import Graphs
 from forerun.engine.plan import Outcome
 from forerun.engine.sequence import Status
 from forerun.engine.warmup import warm_up

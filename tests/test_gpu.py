@@ -11,7 +11,7 @@ from tiny import tiny_model
 
 import forerun
 from forerun.conversion import convert
-from forerun.engine.device_runner import Graphs
+from forerun.engine.captures import Graphs
 from forerun.language_model import LanguageModel
 
 pytestmark = pytest.mark.gpu

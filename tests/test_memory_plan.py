@@ -22,7 +22,7 @@ from forerun import loading
 from forerun.cli.serve_screen import plan_table
 from forerun.device import CPU_CACHE_SHARE, GPU_CACHE_SHARE, plan_machine
 from forerun.draft.model import ModelDrafter
-from forerun.engine.device_runner import working_memory
+from forerun.engine.captures import working_memory
 from forerun.errors import ForerunError
 from forerun.media.loading import media_family, media_weights
 from forerun.memory_plan import MemoryPlan, memory_plan, page_bytes

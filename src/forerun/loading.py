@@ -35,7 +35,7 @@ from forerun.draft.lookup import Lookup
 from forerun.draft.model import ModelDrafter
 from forerun.draft.mtp import MtpDrafter
 from forerun.draft.protocol import Drafter, RowDrafter
-from forerun.engine.device_runner import working_memory
+from forerun.engine.captures import working_memory
 from forerun.engine.engine import CHUNK, SLOWDOWN, Engine
 from forerun.engine.probe import ProbeResult, probe
 from forerun.errors import ForerunError
