@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections import defaultdict
@@ -116,6 +118,27 @@ def test_the_container_copies_what_is_there_and_what_it_may_see() -> None:
     copied = [name for word, rest in instructions() if word == "COPY" for name in rest.split()[:-1]]
     assert "src" in copied and "pyproject.toml" in copied
     assert [name for name in copied if not (ROOT / name).exists() or f"!{name}" not in ignored] == []
+
+
+@pytest.mark.long
+def test_what_the_container_installs_serves(tmp_path: Path) -> None:
+    """Its steps for Python, in an environment with nothing in it; what else they do needs an engine for containers."""
+    source, python = tmp_path / "source", tmp_path / "environment/bin/python"
+    source.mkdir()
+    subprocess.run([sys.executable, "-m", "venv", python.parent.parent], check=True)
+    for word, rest in instructions():
+        if word == "COPY":
+            *names, place = rest.split()
+            for name in names:
+                (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(
+                    ROOT / name, source / (name if place == "./" else place)
+                )
+        for step in rest.split("&&") if word == "RUN" else ():
+            if step.split()[0] == "pip":
+                subprocess.run([python, "-m", *shlex.split(step)], cwd=source, check=True, timeout=600)
+    command = [python.with_name("forerun"), "generate", "--prompt", "Hi", "--max-tokens", "4", "--json"]
+    ran = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300)
+    assert json.loads(ran.stdout)["completion_tokens"] >= 1
 
 
 def test_the_proxy_is_not_narrower_than_the_server() -> None:
