@@ -28,7 +28,7 @@ WARM_UP_TOKENS = 32  # of an answer that makes a model measure its drafters befo
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """An answer under way: when each of its arrivals came, and who waits for its end."""
+    """An answer under way: when each of its arrivals came, and what is told of its end."""
 
     sequence: Running
     ended: asyncio.Future[None]
@@ -121,7 +121,7 @@ class EngineTarget:
                             asked.ended.set_result(None)
                 await asyncio.sleep(0)
             self.model.engine.settle()
-        except Exception as error:  # noqa: BLE001 - whoever waits for an answer has to hear of it
+        except Exception as error:  # noqa: BLE001 - clients that wait for an answer have to hear of it
             for asked in self._asked:
                 if not asked.ended.done():
                     asked.ended.set_exception(error)

@@ -20,7 +20,7 @@ class HttpTarget:
     """A server that streams as OpenAI's does."""
 
     def __init__(self, server: Address, model: str | None, props: Mapping[str, Any] | None) -> None:
-        """`props`: what forerun's server says of itself; None: it is another one, and nobody can tell it to draft."""
+        """`props`: what forerun's server says of itself; None: it is another one, which cannot be told to draft."""
         self.server, self.model, self.ours = server, model, props is not None
         about = props or {}
         drafters = about.get("drafters", ())

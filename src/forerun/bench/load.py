@@ -1,7 +1,7 @@
 """`forerun bench --load`: an engine, or a server, with several clients at once, every arm beside plain decoding.
 
 Two kinds of load. In a closed loop each of N clients asks for its next answer when it has one. In an open loop requests
-come at random (Poisson) and wait for nobody. The arms take turns on the same requests, so that a ratio is between
+come at random (Poisson), whatever is under way. The arms take turns on the same requests, so that a ratio is between
 neighbours in time.
 """
 

@@ -122,7 +122,7 @@ class PageChain:
         return number * self.index.page
 
     def will_offer(self, shared: int, length: int) -> int:
-        """Where a hit will end for one who shares so many tokens, when `length` of them are committed by now.
+        """Where a hit will end for a prompt that shares so many tokens, when `length` of them are committed by now.
 
         Where there is recurrent state, it is kept at the end of what is shared, if that is still to come.
         """

@@ -150,7 +150,7 @@ class Engine:
             self.drafters.found(sequence)
 
     def _plan(self) -> Plan:
-        """The next round, from what is known: who generates with which arm, and which prompts are read beside it."""
+        """The next round, from what is known: which sequences generate, with which arm, and which prompts are read."""
         plan = Plan([], time.perf_counter())
         running = [s for s in self.scheduler.active if self._generates(s) and s.remaining > s.is_under_way]
         before = self._under_way
@@ -300,8 +300,8 @@ class Engine:
         # Where rounds do not overlap, sequences have waited for all of this as well.
         seconds = ticket.seconds if self.runner.overlaps else time.perf_counter() - ticket.plan.began
         generating, prompts = ticket.plan.generating, [turn for turn in ticket.plan.turns if turn.is_prompt]
-        who = [turn.sequence.id for turn in generating]
-        changed, self._took_part = who != self._took_part, who
+        ids = [turn.sequence.id for turn in generating]
+        changed, self._took_part = ids != self._took_part, ids
         for outcome in counted:
             counters = outcome.turn.sequence.counters
             if outcome.turn.is_prompt:

@@ -82,7 +82,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Plan:
-    """A round: who generates and how, and which stretches of prompts are read in the same pass."""
+    """A round: which sequences generate and how, and which stretches of prompts are read in the same pass."""
 
     turns: list[Turn]
     began: float  # when the host began to think about it

@@ -246,7 +246,7 @@ class Runner:
                 outcome.error = error
 
     def _choose_together(self, outcomes: list[tuple[Outcome, Tensor]]) -> None:
-        """Accepted drafts and the token after them: one vectorised choice for all who compare with it."""
+        """Accepted drafts and the token after them: one vectorised choice for all that compare with it."""
         coupled = [one for one in outcomes if one[0].turn.sequence.request.accept == "coupled"]
         if coupled:
             logits = coupled[0][1] if len(coupled) == 1 else torch.cat([mine for _, mine in coupled])
@@ -274,7 +274,7 @@ class Runner:
             bad, p = error, torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
             p[:, 0] = 1.0
             p[: error.row] = probabilities(logits[: error.row], rows[: error.row], vocab)
-        if q is not None and q.shape[1] != p.shape[1]:  # a drafter need not know ids that nobody may choose
+        if q is not None and q.shape[1] != p.shape[1]:  # a drafter need not know ids that are never chosen
             q = torch.nn.functional.pad(q, (0, p.shape[1] - q.shape[1]))
         found = accept_rejection(p, turn.draft.tokens, q, turn.sequence.request.sampling, len(turn.sequence.tokens))
         if bad is not None and found[0] >= bad.row:

@@ -63,7 +63,7 @@ class Scheduler:
         for sequence in self.active:
             if sequence.status is Status.PARKED:
                 if self._busy() >= self.max_sequences:
-                    return begun  # nobody may overtake it
+                    return begun  # none may overtake it
                 if sequence.cache.parked is not None:
                     if not self._reclaim(min(sequence.cache.parked_pages + 1, self.pool.count), slots=1):
                         return begun

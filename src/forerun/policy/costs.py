@@ -5,6 +5,9 @@ device. Figures are multiples of a plain pass of one sequence; between runs only
 takes now, the level, follows every round. Figures change where two neighbouring rounds of different shape are
 compared: whatever makes the machine slow for a while makes both slow, so it moves the level and blames no arm. Of a
 surprise each figure takes a share by how uncertain it is, as a Kalman filter with a diagonal covariance does.
+
+A device measures its own time and has the same speed all day. There the level stays where it is, and every round
+corrects the figures that it is the sum of, rows of prompts among them: in a busy batch nearly every round has some.
 """
 
 from __future__ import annotations

@@ -485,7 +485,7 @@ class Policy:
                     mine.plan = None
 
     def _account(self, result: RoundResult, drafted: list[RoundPart], shape: RoundShape, size: Size) -> None:
-        """Keep the balance, in plain rounds, by what such rounds cost: a pause is nobody's loss.
+        """Keep the balance, in plain rounds, by what such rounds cost: a pause of the machine is no loss.
 
         What sequences cost whose users named an arm is part of what the round takes anyway.
         """

@@ -43,7 +43,7 @@ def run_bench(
     chosen = load_workloads(workloads)
     if not full:
         chosen = [workload.sample(PAIRS) for workload in chosen]
-    # Arms take turns at the same prompts: each reads them as if nobody had before.
+    # Arms take turns at the same prompts: each reads them as if none had before.
     loaded = forerun.load(model, progress=progress, **{**loading, "prefix_cache": False})
     for workload in chosen:
         check_prompts(loaded, workload)
