@@ -50,6 +50,11 @@ class PageChain:
         self.limit = None if index.answers else self.prompt // index.grain * index.grain
 
     @property
+    def due(self) -> int:
+        """Tokens with which the next page is full."""
+        return (len(self.pages) + 1) * self.index.page
+
+    @property
     def used(self) -> list[CachedPage]:
         """Pages that count the sequence among their users."""
         return self.pages[self.left :]
@@ -152,7 +157,7 @@ class PageChain:
         """
         index, changed = self.index, False
         end = min(length, len(self.tokens)) if self.limit is None else min(length, self.limit)
-        while (len(self.pages) + 1) * index.page <= end:
+        while self.due <= end:
             number = len(self.pages)
             parent, mine = (self.pages[-1] if self.pages else None), [held[number] for held in blocks]
             key, tokens, media = self.key(number), self._tokens(number), self._media(number)

@@ -75,6 +75,7 @@ class PagePool:
             PageGroup(number, every[kinds.index(kind)], kinds.count(kind), pages, page, dtype, device, on_device)
             for number, kind in enumerate(dict.fromkeys(kinds))
         ]
+        self.has_windows = any(group.window for group in self.groups)
         self.prefix = PrefixIndex(self.groups, states, page)
         of_kind = {kind: iter(group.layers) for kind, group in zip(dict.fromkeys(kinds), self.groups, strict=True)}
         layers = iter([next(of_kind[kind]) for kind in kinds])
@@ -319,6 +320,8 @@ class SequenceCache:
 
     def _leave_unseen(self) -> None:
         """Give back the pages that fell out of their layers' window."""
+        if not self.pool.has_windows:
+            return
         for number, group in enumerate(self.pool.groups):
             first, last = self._kept[number], group.first_kept(self.length)
             if last > first:
@@ -361,8 +364,10 @@ class SequenceCache:
 
     def _publish(self, count: int, entries: Entries, features: Tensor | None = None) -> None:
         """The last `count` rows were committed: their full pages stay after the sequence."""
-        before = self.length - count
-        if self.chain is not None and self.chain.publish(self.blocks, before, self.length, features, entries):
+        chain = self.chain
+        if chain is None or self.length < chain.due:
+            return
+        if chain.publish(self.blocks, self.length - count, self.length, features, entries):
             self._changed()
 
     def committed(self, count: int, entries: Entries = NO_ENTRIES) -> None:

@@ -75,11 +75,15 @@ def _workloads(names: Sequence[str], prompts: Path | None) -> list[Workload]:
 
 def engine_load(model: str, loading: Mapping[str, Any], wish: LoadWish, progress: Progress) -> LoadReport:
     """Load a model here and measure its engine."""
+    import gc
+
     import forerun
     from forerun.bench.engine_load import EngineTarget
 
     # Every arm gets the same prompts: what one has read must not help the next.
     target = EngineTarget(forerun.load(model, progress=progress, **{**loading, "prefix_cache": False}))
+    gc.collect()
+    gc.freeze()  # as the server does
     return _measured(_measure(target, wish, progress))
 
 

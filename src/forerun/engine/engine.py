@@ -165,7 +165,7 @@ class Engine:
                 plan.turns.append(turn)
         # Making room for one sequence may have parked another that already had a turn.
         plan.turns = [turn for turn in plan.turns if self._generates(turn.sequence)]
-        rows = sum(1 + turn.decision.depth for turn in plan.turns)
+        rows = len(plan.turns) + sum(turn.decision.depth for turn in plan.turns)
         budget = self._pace.rows(self.chunk, self._quiet(rows, len(plan.turns))) if plan.turns else self.chunk
         plan.turns += self._prompts(budget)
         return plan
@@ -176,8 +176,10 @@ class Engine:
 
     def _generates(self, sequence: Sequence) -> bool:
         """Does it, once the round under way has read the rest of its prompt?"""
-        reads_last = sequence.status is Status.PREFILL and sequence.planned == sequence.prompt_length
-        return sequence.status is Status.RUNNING or (reads_last and self._under_way is not None)
+        status = sequence.status
+        if status is not Status.PREFILL:
+            return status is Status.RUNNING
+        return self._under_way is not None and sequence.planned == sequence.prompt_length
 
     def _decide(self, running: list[Sequence], texts: bool) -> list[Decision]:
         """Arm and depth of each. `texts`: text drafters may draft."""
@@ -207,7 +209,8 @@ class Engine:
 
     def _follows(self, sequence: Sequence) -> frozenset[str]:
         """Row drafters that write entries for its rows."""
-        return self.policy.follows(sequence.id) & self.runner.followers
+        followers = self.runner.followers
+        return self.policy.follows(sequence.id) & followers if followers else NONE
 
     def _fits(self, turn: Turn, plan: Plan) -> bool:
         """Pages for all its rows. False: it does not run now."""

@@ -91,6 +91,8 @@ class Counters:
         self._last.rounds += 1
         self._last.drafted += drafted
         self._last.accepted += accepted
+        if not drafted:
+            return
         while len(self.per_position) < drafted:
             self.per_position.append([0, 0])
         for position in range(drafted):
@@ -165,8 +167,7 @@ class Sequence:
     @property
     def is_under_way(self) -> bool:
         """Is there a round under way that will give it a token?"""
-        reads_last = self.status is Status.PREFILL and self.planned == self.prompt_length
-        return self.ahead > 0 or reads_last
+        return self.ahead > 0 or (self.status is Status.PREFILL and self.planned == self.prompt_length)
 
     @property
     def reach(self) -> int:

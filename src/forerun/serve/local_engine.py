@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import time
@@ -57,6 +58,9 @@ class LocalEngine:
             batch = min(self.settings.max_running, model.engine.scheduler.max_sequences)
             for filtered in (False, True):
                 warm_up(model.engine, filtered, progress or NullProgress(), batch)
+            # All that was loaded stays: a full collection stops all answers for 0.1 s, and need not look at it.
+            gc.collect()
+            gc.freeze()
             return model
 
         try:
@@ -193,6 +197,7 @@ class LocalEngine:
         for answer in list(self._answers):
             answer.fail(unavailable("the server is shutting down"))
         ended = self._thread is None or await beside(partial(self._thread.close, END))
+        gc.unfreeze()
         if self.model is not None:
             self.model.keep_costs()
             if ended and self._status != "broken":  # else nobody knows what state the engine is in

@@ -19,6 +19,8 @@ import codecs
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,20 +43,16 @@ class Detokenizer:
         self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int] = (), shown: Collection[str] = ()
     ) -> None:
         """`shown`: special tokens that do give their text."""
-        backend = tokenizer.backend_tokenizer
-        added = backend.get_added_tokens_decoder()
-        self._special = frozenset(index for index, token in added.items() if token.special)
-        self._shown: dict[int, str] = {
-            index: added[index].content for index in self._special if added[index].content in shown
-        }
-        decoders = decoder_names(backend)
+        vocabulary = _vocabulary(tokenizer.backend_tokenizer)
+        self._special = vocabulary.special
+        self._shown = {index: text for index, text in self._special.items() if text in shown} if shown else {}
         self._text: _TextSource
-        if decoders == ["ByteLevel"]:
-            self._text = _ByteLevelText(backend)
+        if vocabulary.decoders == ["ByteLevel"]:
+            self._text = _ByteLevelText(vocabulary.pieces)
         else:
             with_text = (index for index in reversed(prompt_ids) if index not in self._special)
             context = list(islice(with_text, 1))
-            self._text = _ContextText(tokenizer, context, byte_fallback="ByteFallback" in decoders)
+            self._text = _ContextText(tokenizer, context, byte_fallback="ByteFallback" in vocabulary.decoders)
 
     def push(self, token: int) -> str:
         """The characters that this token completes; empty for special tokens and in the middle of a character."""
@@ -84,6 +82,11 @@ class _Utf8:
         # surrogateescape turns each broken byte into one lone surrogate, which is then easy to replace
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape" if mark_every_byte else "replace")
 
+    @property
+    def waits(self) -> bool:
+        """Are there bytes without the rest of their character?"""
+        return bool(self._decoder.getstate()[0])
+
     def push(self, data: bytes, *, final: bool = False) -> str:
         text = self._decoder.decode(data, final)
         return re.sub("[\udc80-\udcff]", REPLACEMENT, text)
@@ -102,16 +105,52 @@ class _Utf8:
         return text
 
 
+class _Pieces(dict[int, str | bytes]):
+    """By token what it spells, looked up once: its text where it has whole characters only, else its bytes."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__()
+        self._backend, self._byte_of = backend, byte_spelling()
+
+    def __missing__(self, token: int) -> str | bytes:
+        data = spelled_bytes(self._backend.id_to_token(token) or "", self._byte_of)
+        try:
+            self[token] = data.decode()
+        except UnicodeDecodeError:
+            self[token] = data
+        return self[token]
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """What all answers of a tokenizer share."""
+
+    special: dict[int, str]
+    decoders: list[str]
+    pieces: _Pieces
+
+
+@lru_cache(maxsize=8)
+def _vocabulary(backend: Any) -> _Vocabulary:
+    added = backend.get_added_tokens_decoder()
+    special = {index: token.content for index, token in added.items() if token.special}
+    return _Vocabulary(special, decoder_names(backend), _Pieces(backend))
+
+
 class _ByteLevelText:
     """Byte-level tokenizers: every token is bytes, spelled with one printable character each."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-        self._byte_of = byte_spelling()
+    def __init__(self, pieces: _Pieces) -> None:
+        self._pieces = pieces
         self._utf8 = _Utf8(mark_every_byte=False)
 
     def push(self, token: int) -> str:
-        return self._utf8.push(spelled_bytes(self._backend.id_to_token(token) or "", self._byte_of))
+        piece = self._pieces[token]
+        if isinstance(piece, str):
+            if not self._utf8.waits:
+                return piece
+            piece = piece.encode()
+        return self._utf8.push(piece)
 
     def held(self) -> str:
         return self._utf8.held()

@@ -33,6 +33,8 @@ class StopStrings:
         """Takes the next piece; returns the text that is safe to show now, and whether a stop string was found."""
         if self.found is not None:
             return "", True
+        if not self._matchers:
+            return text, False
         for index, character in enumerate(text):
             found = self._advance(character)
             if found:
