@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -59,6 +60,15 @@ def test_every_format(name: str) -> None:
     part = stored(name, OUTS, INPUTS)
     matrix, x = matrix_of(part), random(DIFFERENT, INPUTS, seed=1)
     check_values(alone_and_together(FIRST, matrix, x), x, part.rows(), FORMATS[name].floats is not None)
+
+
+def test_drafts_come_from_the_numbers_of_q4_0() -> None:
+    weight = random(OUTS, INPUTS, seed=3)
+    weight[0, :32] = 0.0
+    quantised = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q4_0)
+    wanted = gguf.quants.dequantize(quantised, gguf.GGMLQuantizationType.Q4_0)
+    x = random(DIFFERENT, INPUTS, seed=1)
+    check_values(alone_and_together(FIRST, kernels_of(FIRST).draft_matrix(weight), x), x, wanted, exact=False)
 
 
 def check_other_bodies(name: str) -> None:

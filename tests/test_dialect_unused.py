@@ -215,3 +215,11 @@ def test_documents_that_are_no_plain_text_are_refused() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
     with pytest.raises((ApiError, ValueError), match="text/plain"):
         messages_job.make_job(CountRequest.model_validate(body), Notes())
+
+
+def test_a_header_ends_with_no_space() -> None:
+    """Servers refuse such a header, and the answer with it."""
+    notes = Notes()
+    notes.unused("one")
+    notes.unused(" ")
+    assert notes.headers()[HEADER] == "not used: one,"

@@ -33,13 +33,14 @@ class Drawing:
 
     def draw(self, live: list[int], logits: Tensor) -> None:
         """Draw the next token of the drafts `live` from logits [live, vocabulary], one row for each."""
-        if not bool((logits < float("inf")).all()):  # not a number is not less either; −∞ rules a token out
+        largest, best = logits.max(dim=1)
+        if not bool((largest < float("inf")).all()):  # not a number is not less either; −∞ rules a token out
             raise ArithmeticError("it gave numbers that are infinite or not a number")
         rows = [self._row(index) for index in live]
         drawn = [self.wants[index].rejection and not self.deterministic for index in live]
         sampled = [is_drawn and not row.params.greedy for is_drawn, row in zip(drawn, rows, strict=True)]
         coupled = [place for place, is_sampled in enumerate(sampled) if not is_sampled]
-        for place, token in zip(coupled, self._choose(logits, rows, coupled), strict=True):
+        for place, token in zip(coupled, self._choose(logits, best, rows, coupled), strict=True):
             if token is not None:
                 self.tokens[live[place]].append(token)
         for place, is_sampled in enumerate(sampled):
@@ -60,14 +61,17 @@ class Drawing:
             params = replace(params, temperature=0.0)
         return Row(params, first.history, tuple(drafted), first.position + len(drafted), first.allowed)
 
-    def _choose(self, logits: Tensor, rows: list[Row], places: list[int]) -> list[int | None]:
-        """The target's choice if these were its logits; None where the draft vocabulary has nothing to choose from."""
+    def _choose(self, logits: Tensor, best: Tensor, rows: list[Row], places: list[int]) -> list[int | None]:
+        """The target's choice if these were its logits; None where the draft vocabulary has nothing to choose from.
+
+        `best`: the column of the largest logit of each row.
+        """
         if not places:
             return []
         if len(places) < len(rows):
-            logits, rows = logits[places], [rows[place] for place in places]
+            logits, best, rows = logits[places], best[places], [rows[place] for place in places]
         if self.vocabulary is not None and all(is_argmax(row) for row in rows):
-            return list(self.vocabulary[logits.argmax(dim=1)].tolist())
+            return list(self.vocabulary[best].tolist())
         logits = self._spread(logits)
         try:
             return list(choose(logits, rows, self.vocab))

@@ -30,7 +30,7 @@ def build_head(folder: HeadFolder, decoder: Decoder, vocab: int) -> MtpHead:
     output = decoder.head
     if vocabulary is not None:
         vocabulary = vocabulary.to(device)
-        output = kernels.matrix(decoder.output_rows(vocabulary).to(dtype), None)
+        output = kernels.draft_matrix(decoder.output_rows(vocabulary).to(dtype))
     head = read_head(loader, config.layers[0], decoder.embedding, output)
     head.vocabulary, head.taps = vocabulary, folder.taps
     if folder.taps:

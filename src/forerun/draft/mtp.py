@@ -53,7 +53,7 @@ class MtpDrafter(RowDrafter):
         if head.output is output:
             head.output = target.head
         elif head.vocabulary is not None:
-            head.output = head.kernels.matrix(target.output_rows(head.vocabulary).to(target.dtype), None)
+            head.output = head.kernels.draft_matrix(target.output_rows(head.vocabulary).to(target.dtype))
         self._passes = self._written()  # recordings know where weights are
 
     def follow(self, batch: Pass, features: Tensor | None) -> None:

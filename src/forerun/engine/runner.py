@@ -24,6 +24,7 @@ from forerun.engine.interrupts import interrupts_let_through
 from forerun.engine.plan import Outcome, Plan, Ticket, Turn
 from forerun.engine.sequence import Logprob, Sequence
 from forerun.errors import ForerunError
+from forerun.kernels.interface import PassRows
 from forerun.models.layers.media import MediaRows, media_of_pass
 from forerun.models.layers.rows import Part, Pass, Target, make_pass, rows_of
 from forerun.progress import Progress
@@ -130,18 +131,21 @@ class Runner:
         caches = [turn.sequence.cache for turn in turns]
         drawing = Drawing([want_of(turn) for turn in turns], drafter)
         hidden = drafter.begin(edges(caches, drafter.features) if drafter.features else None)
-        before: list[int] = list(range(len(turns)))
+        before, rows, pool = list(range(len(turns))), self._entries(drafter, turns, 0), caches[0].pool
         for step in range(max(turn.decision.depth for turn in turns)):
             live = drawing.live(step)
             if not live:
                 break
-            if hidden is not None and live != before:
-                hidden = hidden[[before.index(index) for index in live]]
-            before = live
-            place = drafter.place(step)
+            if live != before:
+                hidden = None if hidden is None else hidden[[before.index(index) for index in live]]
+                before, rows = live, self._entries(drafter, [turns[index] for index in live], step)
+            elif step:
+                further = drafter.place(step) - drafter.place(step - 1)
+                rows.position += further
+                rows.longest += further
             tokens = [(drawing.tokens[index] or [turns[index].sequence.pending])[-1] for index in live]
-            parts = [Part(caches[index], caches[index].length + place, 1) for index in live]
-            hidden, logits = drafter.step(step, hidden, self._entries(drafter, parts, tokens, turns, live))
+            batch = Pass(torch.tensor(tokens, device=pool.device), rows, pool.layers, None)
+            hidden, logits = drafter.step(step, hidden, batch)
             drawing.draw(live, logits)
         for turn, draft in zip(turns, drawing.drafts(), strict=True):
             turn.draft = sensible(draft, turn.decision.depth, self.drafters.vocab)
@@ -149,17 +153,16 @@ class Runner:
                 stop = turn.sequence.cache.length + len(turn.draft.tokens)
                 self.drafters.reached(turn.sequence, drafter.name, stop)
 
-    def _entries(
-        self, drafter: RowDrafter, parts: list[Part], tokens: list[int], turns: list[Turn], live: list[int]
-    ) -> Pass:
+    def _entries(self, drafter: RowDrafter, turns: list[Turn], step: int) -> PassRows:
         """Rows of a step, which see true entries only."""
-        rows, device = rows_of(parts), parts[0].cache.pool.device
+        place, caches = drafter.place(step), [turn.sequence.cache for turn in turns]
+        rows = rows_of([Part(cache, cache.length + place, 1) for cache in caches])
         rows.longest += AHEAD
-        firsts = [turns[index].sequence.followed.get(drafter.name) for index in live]
+        firsts = [turn.sequence.followed.get(drafter.name) for turn in turns]
         if any(found is not None and found.start for found in firsts):
             numbers = [0 if found is None else found.start for found in firsts]
-            rows.first = torch.tensor(numbers, dtype=torch.int32, device=device)
-        return Pass(torch.tensor(tokens, device=device), rows, parts[0].cache.pool.layers, None)
+            rows.first = torch.tensor(numbers, dtype=torch.int32, device=caches[0].pool.device)
+        return rows
 
     def _catch_up(self, drafter: RowDrafter, sequence: Sequence) -> None:
         """Entries of all tokens before the pending one, for a drafter whose entries depend on all before them."""

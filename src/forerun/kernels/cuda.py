@@ -69,6 +69,9 @@ class CudaKernels(TorchRows):
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         return FloatMatrix(weight.contiguous(), None if bias is None else bias.contiguous())
 
+    def draft_matrix(self, weight: Tensor) -> Matrix:
+        return self.float_matrix(weight, None)
+
     def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
         return self.products(x, weight_of(matrix))
 

@@ -324,6 +324,10 @@ class Kernels(Protocol):
         """As `matrix`, for weights that are never rounded: routers, gates of a recurrence, the input of a head."""
         ...
 
+    def draft_matrix(self, weight: Tensor) -> Matrix:
+        """As `matrix`, for rows that only drafts come from: in fewer bits where that is faster."""
+        ...
+
     def embed(self, tokens: Tensor, table: Table) -> Tensor:
         """The rows of table [vocab, hidden] that tokens [rows] name."""
         ...

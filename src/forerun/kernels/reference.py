@@ -30,6 +30,9 @@ class ReferenceKernels(RecurrentReference):
     def float_matrix(self, weight: Tensor, bias: Tensor | None) -> FloatMatrix:
         return FloatMatrix(weight, bias)
 
+    def draft_matrix(self, weight: Tensor) -> FloatMatrix:
+        return self.float_matrix(weight, None)
+
     def linear(self, x: Tensor, matrix: Matrix) -> Tensor:
         assert isinstance(matrix, FloatMatrix)
         return torch.cat([F.linear(row, matrix.weight, matrix.bias) for row in x.split(1)])

@@ -88,6 +88,12 @@ class CpuKernels(RecurrentCpu):
         values = weight.float().contiguous().numpy()
         return tiled([pack_exact(values, self._tile_memory)], bias, (weight.shape[0], weight.shape[1]))
 
+    def draft_matrix(self, weight: Tensor) -> TiledMatrix:
+        if not self.quantize:
+            return self.matrix(weight, None)
+        values = weight.float().contiguous().numpy()
+        return tiled([pack_blocks(values, self._tile_memory, bits=4)], None, (weight.shape[0], weight.shape[1]))
+
     def embed(self, tokens: Tensor, table: Table) -> Tensor:
         if isinstance(table, Tensor):
             return super().embed(tokens, table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,21 +181,25 @@ def pack_rounded(values: NDArray[np.int8], scale: NDArray[np.float32], memory: T
     return Tiles(format, "", outs, wide, data)
 
 
-def pack_blocks(weight: NDArray[np.float32], memory: TileMemory) -> Tiles:
-    """Floats rounded to 8 bits, each 32 of a row with a scale of their own, as GGML's Q8_0 has it."""
+def pack_blocks(weight: NDArray[np.float32], memory: TileMemory, bits: Literal[4, 8] = 8) -> Tiles:
+    """Floats rounded to 8 or 4 bits, each 32 of a row with a scale of their own, as GGML's Q8_0 and Q4_0 have it."""
     outs, inputs = weight.shape
     wide = -(-inputs // BLOCK) * BLOCK
-    format = TileFormat(8, BLOCK, BLOCK, "half", False, False, zero=128)
+    zero = 1 << (bits - 1)
+    format = TileFormat(bits, BLOCK, BLOCK, "half", False, False, zero=zero)
     data = memory.take(-(-outs // OUTPUTS), format.tile_bytes(wide))
     for start in range(0, outs, 1024):
         some = np.zeros((min(1024, outs - start), wide), np.float32)
         some[:, :inputs] = weight[start : start + 1024]
         blocks = some.reshape(-1, BLOCK)
-        delta = np.abs(blocks).max(axis=1) / np.float32(127)
+        largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1)[:, 0]
+        # Of so few steps as 4 bits have none is lost: the largest number takes the one that only one sign has.
+        delta = np.abs(largest) / np.float32(127) if bits == 8 else largest / np.float32(-8)
         with np.errstate(divide="ignore"):
             inverse = np.where(delta == 0, np.float32(0), np.float32(1) / delta)
-        codes = np.rint(blocks * inverse[:, None]).astype(np.int8).view(np.uint8) ^ np.uint8(128)
-        found = Codes(codes, 8, BLOCK, 128, delta.astype(np.float16), np.ones((len(delta), 1), np.uint8))
+        codes = np.rint(blocks * inverse[:, None]).clip(-zero, zero - 1).astype(np.int16) + zero
+        scales = delta.astype(np.float16), np.ones((len(delta), 1), np.uint8)
+        found = Codes(codes.astype(np.uint8), bits, BLOCK, zero, *scales)
         rows = pack_codes(format, found, len(some), wide)
         data[start // OUTPUTS : start // OUTPUTS + len(rows)] = rows
     return Tiles(format, "", outs, wide, data)

@@ -30,9 +30,11 @@ class Notes:
             self.unused(f"model '{asked}' (this is '{served}')")
 
     def headers(self) -> dict[str, str]:
-        """The warning header, or nothing. Names may hold what a client wrote: only plain ASCII goes into a header."""
+        """The warning header, or nothing. Names may hold what a client wrote: only plain ASCII goes into a header, and
+        no space stands at its end.
+        """
         if not self._unused:
             return {}
-        text = "not used: " + ", ".join(self._unused)
+        text = "not used: " + ", ".join(self._unused).rstrip()
         plain = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
         return {HEADER: plain if len(plain) <= LONGEST else plain[: LONGEST - 4] + " ..."}
