@@ -17,7 +17,7 @@ from forerun.kernels.cpu.ops import CpuKernels, tiled
 from forerun.kernels.cpu.tiles import TileMemory, Tiles, pack_part
 from forerun.kernels.formats import FORMATS
 from forerun.kernels.matrix import Rounded, TiledMatrix, Weight, round_to_int8
-from forerun.kernels.parts import Part
+from forerun.kernels.parts import WeightPart
 
 FIRST, *OTHERS = usable_bodies()
 # Where the float16 factors of a block are, in formats that the gguf package reads but does not write.
@@ -44,7 +44,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def stored(name: str, rows: int, columns: int, scales: str = "f16") -> Part:
+def stored(name: str, rows: int, columns: int, scales: str = "f16") -> WeightPart:
     """A matrix as a file has it: values of about one."""
     form, noise = FORMATS[name], np.random.default_rng([rows, *name.encode()])
     values = noise.normal(size=(rows, columns)).astype(np.float32)
@@ -52,34 +52,38 @@ def stored(name: str, rows: int, columns: int, scales: str = "f16") -> Part:
     if form.affine:
         factors = [noise.normal(size=(rows, blocks)).astype(np.float32) for _ in range(2)]
         apart = [_floats(scales, each / 2**form.bits * (1 + index)) for index, each in enumerate(factors)]
-        return Part(form, noise.integers(0, 256, (rows, form.row_bytes(columns)), np.uint8), values.shape, None, *apart)
+        return WeightPart(
+            form, noise.integers(0, 256, (rows, form.row_bytes(columns)), np.uint8), values.shape, None, *apart
+        )
     if form.floats is not None:
         return _floats(name, values)
     if name not in HALVES and name != "mxfp4":
-        return Part(form, quantize(values, gguf.GGMLQuantizationType[name.upper()]).reshape(rows, -1), values.shape)
+        return WeightPart(
+            form, quantize(values, gguf.GGMLQuantizationType[name.upper()]).reshape(rows, -1), values.shape
+        )
     raw = noise.integers(0, 256, (rows * blocks, form.bytes), np.uint8)
     for start in HALVES.get(name, ()):
         raw[:, start : start + 2] = (noise.random((len(raw), 1)) / 200).astype(np.float16).view(np.uint8)
     if name == "mxfp4":
         raw[:, 0] = noise.integers(120, 128, len(raw))
-    return Part(form, raw.reshape(rows, -1), values.shape)
+    return WeightPart(form, raw.reshape(rows, -1), values.shape)
 
 
-def _floats(name: str, values: np.ndarray) -> Part:
+def _floats(name: str, values: np.ndarray) -> WeightPart:
     if name == "bf16":
         raw = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     else:
         raw = values.astype({"f16": np.float16, "f32": np.float32}[name])
-    return Part(FORMATS[name], raw.view(np.uint8).reshape(len(values), -1), values.shape)
+    return WeightPart(FORMATS[name], raw.view(np.uint8).reshape(len(values), -1), values.shape)
 
 
-def matrix_of(*parts: Part, bias: Tensor | None = None) -> TiledMatrix:
+def matrix_of(*parts: WeightPart, bias: Tensor | None = None) -> TiledMatrix:
     """Parts one below the other."""
     outs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
     return tiled([packed(part) for part in parts], bias, (outs, inputs))
 
 
-def packed(part: Part) -> Tiles:
+def packed(part: WeightPart) -> Tiles:
     """By numpy: slow, and the same for every body."""
     return pack_part(part, TileMemory())
 

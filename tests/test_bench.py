@@ -18,10 +18,10 @@ from forerun.bench import plot, runner
 from forerun.bench.__main__ import main as run_suite
 from forerun.bench.peers import PEERS, LlamaCppPeer, TransformersPeer, gguf_file
 from forerun.bench.report import against_best, print_report, row, summary, to_data
-from forerun.bench.runner import PLAIN, Cell, Run, Runner, arms_of
+from forerun.bench.runner import PLAIN, Cell, MeasuredRun, WorkloadRunner, arms_of
 from forerun.bench.statistics import Turns, geometric_mean, median
 from forerun.bench.suites import engine, mtp, work
-from forerun.bench.workloads import ANSWER_TOKENS, Prompt, Workload, load_workloads
+from forerun.bench.workloads import ANSWER_TOKENS, Workload, WorkloadPrompt, load_workloads
 from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
@@ -89,7 +89,7 @@ def test_medians_and_intervals() -> None:
 
 
 def cell(arm: str = "auto", equal: int = 2, **values: Any) -> Cell:
-    runs = [Run([1, 2, 3], 0.5, 0.7, 2, 1, [[2, 1], [1, 0]]), Run([4, 5, 6], 0.5, 0.7, 1, 1, [[1, 1]])]
+    runs = [MeasuredRun([1, 2, 3], 0.5, 0.7, 2, 1, [[2, 1], [1, 0]]), MeasuredRun([4, 5, 6], 0.5, 0.7, 1, 1, [[1, 1]])]
     return Cell("edit", arm, 0.0, runs, [2.0, 3.0], [1.5, 2.0], equal, **values)
 
 
@@ -129,7 +129,7 @@ def test_no_figure_is_cut_to_fit_a_narrow_terminal(
 
 def test_auto_is_set_beside_the_best_single_arm_prompt_by_prompt() -> None:
     def arm(name: str, ratios: list[float]) -> Cell:
-        return Cell("edit", name, 0.0, [Run([1, 2], 0.5, 0.7)] * 3, ratios, ratios, 3)
+        return Cell("edit", name, 0.0, [MeasuredRun([1, 2], 0.5, 0.7)] * 3, ratios, ratios, 3)
 
     cells = [arm(PLAIN, [1.0] * 3), arm("lookup", [1.0, 2.0, 4.0]), arm("mtp", [1.5] * 3), arm("auto", [0.9, 1.8, 3.6])]
     assert against_best(cells) == "auto over the best single arm: edit 0.90 (0.90–0.90) lookup"
@@ -142,7 +142,9 @@ def test_every_drafter_that_is_loaded_is_an_arm() -> None:
     """Gemma 4's assistants were left out."""
     model: Any = SimpleNamespace(engine=SimpleNamespace(drafters={"assistant": None, "lookup": None}))
     assert arms_of(model) == {name: {"draft": name} for name in ("lookup", "assistant", "auto")}
-    cells = [Cell("edit", name, 0.0, [Run([1, 2], 0.5, 0.7)], [2.0], [2.0], 1) for name in ("assistant", "auto")]
+    cells = [
+        Cell("edit", name, 0.0, [MeasuredRun([1, 2], 0.5, 0.7)], [2.0], [2.0], 1) for name in ("assistant", "auto")
+    ]
     assert against_best(cells) == "auto over the best single arm: edit 1.00 (1.00–1.00) assistant"
 
 
@@ -163,19 +165,19 @@ class Scripted:
         self.order: list[str] = []
         self.wrong = wrong
 
-    def run(self, arm: str, prompt: Prompt, temperature: float, tokens: int, seed: int) -> Run:
+    def run(self, arm: str, prompt: WorkloadPrompt, temperature: float, tokens: int, seed: int) -> MeasuredRun:
         self.order.append(arm)
         text = [7] if arm == self.wrong else [1, 2, 3]
-        return Run([*text, seed], 0.5 if arm == "auto" else 1.0, 2.0, 3, 1, [[3, 1]])
+        return MeasuredRun([*text, seed], 0.5 if arm == "auto" else 1.0, 2.0, 3, 1, [[3, 1]])
 
 
-def scripted_runner(script: Scripted, monkeypatch: pytest.MonkeyPatch, price: float = 1.0) -> Runner:
-    mine = Runner(None, {"lookup": {}, "auto": {}}, [], price, NullProgress())  # type: ignore[arg-type]
+def scripted_runner(script: Scripted, monkeypatch: pytest.MonkeyPatch, price: float = 1.0) -> WorkloadRunner:
+    mine = WorkloadRunner(None, {"lookup": {}, "auto": {}}, [], price, NullProgress())  # type: ignore[arg-type]
     monkeypatch.setattr(mine, "_ours", script.run)
     return mine
 
 
-WORK = Workload("edit", 8, tuple(Prompt(f"edit-{n}", "hello") for n in range(4)))
+WORK = Workload("edit", 8, tuple(WorkloadPrompt(f"edit-{n}", "hello") for n in range(4)))
 
 
 def test_arms_are_interleaved_with_plain_decoding_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +227,9 @@ def test_the_command_prints_tables_and_draws(
 @pytest.mark.parametrize("workloads", [["edit"], ["edit", "code", "questions", "writing"]])
 def test_the_legend_of_a_plot_covers_neither_title_nor_bars(workloads: list[str]) -> None:
     arms = [PLAIN, "lookup", "mtp", "model", "auto", "transformers", "llama.cpp"]
-    cells = [Cell(name, arm, 0.0, [Run([1, 2], 0.5, 0.7)], [1.5], [1.5], 1) for name in workloads for arm in arms]
+    cells = [
+        Cell(name, arm, 0.0, [MeasuredRun([1, 2], 0.5, 0.7)], [1.5], [1.5], 1) for name in workloads for arm in arms
+    ]
     figure = plot.picture(cells)
     figure.draw_without_rendering()
     (panel,) = figure.axes
@@ -254,7 +258,7 @@ def test_what_the_model_cannot_be_asked_is_refused_at_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A small context, or no chat template, ended a run in the middle, and what had been measured was lost."""
-    monkeypatch.setattr(Runner, "measure", None)  # calling it would fail
+    monkeypatch.setattr(WorkloadRunner, "measure", None)  # calling it would fail
     assert main(["bench", "-m", str(folder), "-w", "questions", "-w", "quote"]) == 2
     assert "workload quote has a prompt of 1" in (told := capsys.readouterr().err) and "context holds 512" in told
     plain = Path(shutil.copytree(folder, tmp_path / "plain"))

@@ -14,7 +14,7 @@ import pytest
 from forerun.bench import load
 from forerun.bench.http_client import Address, HttpError
 from forerun.bench.http_load import HttpTarget
-from forerun.bench.load import Answer, Job
+from forerun.bench.load import Job, TimedAnswer
 from forerun.cli.main import main
 from forerun.errors import ForerunError
 
@@ -22,7 +22,7 @@ JOB = Job("one", "hi", 8, 0.0, 1)
 PROPS = {"version": "1", "settings": {}, "drafters": ["lookup", "mtp"], "device": "cpu"}
 
 
-def ask(address: Address, arm: str = "off") -> Answer:
+def ask(address: Address, arm: str = "off") -> TimedAnswer:
     """Of a server of ours."""
     target = HttpTarget(address, "m", PROPS)
     return asyncio.run(target.answer(JOB, time.perf_counter(), arm))

@@ -18,10 +18,10 @@ from tiny import tiny_model
 import forerun
 from forerun.bench import load
 from forerun.bench.engine_load import EngineTarget
-from forerun.bench.load import Answer, ClosedLoop, Job, Jobs, LoadBench, LoadCell, OpenLoop, Run, to_data
+from forerun.bench.load import ClosedLoop, Job, Jobs, LoadBench, LoadCell, LoadRun, OpenLoop, TimedAnswer, to_data
 from forerun.bench.load_report import picture, print_load, row
 from forerun.bench.plot import pyplot
-from forerun.bench.workloads import ANSWER_TOKENS, Prompt, Workload, load_workloads
+from forerun.bench.workloads import ANSWER_TOKENS, Workload, WorkloadPrompt, load_workloads
 from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.language_model import LanguageModel
@@ -59,13 +59,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_closed_loop_keeps_so_many_busy() -> None:
     now, seen = 0, list[int]()
 
-    async def answer(job: Job, since: float) -> Answer:
+    async def answer(job: Job, since: float) -> TimedAnswer:
         nonlocal now
         now += 1
         seen.append(now)
         await asyncio.sleep(0.001 * (len(JOBS) - job.seed))  # the first asked is not the first to end
         now -= 1
-        return Answer(job.id, 1, 0.0, [], 1, 0)
+        return TimedAnswer(job.id, 1, 0.0, [], 1, 0)
 
     run = asyncio.run(ClosedLoop(3).run(JOBS, answer))
     assert max(seen) == 3 and seen[2:] == [3] * 8 and run.seconds > 0
@@ -76,11 +76,11 @@ def test_an_open_loop_waits_for_no_answer_and_keeps_its_moments() -> None:
     def moments(jobs: Sequence[Job], seconds: float) -> list[float]:
         asked: list[float] = []
 
-        async def answer(job: Job, since: float) -> Answer:
+        async def answer(job: Job, since: float) -> TimedAnswer:
             asked.append(since)
             time.sleep(seconds)  # as a round of an engine that holds the loop up
             await asyncio.sleep(0.01)
-            return Answer(job.id, 1, time.perf_counter() - since, [], 1, 0)
+            return TimedAnswer(job.id, 1, time.perf_counter() - since, [], 1, 0)
 
         began = time.perf_counter()
         run = asyncio.run(OpenLoop(500.0).run(jobs, answer))
@@ -103,9 +103,9 @@ def moments_of(jobs: Sequence[Job]) -> list[float]:
     """When they should be asked for, by a clock that does not wait."""
     found: list[float] = []
 
-    async def answer(job: Job, since: float) -> Answer:
+    async def answer(job: Job, since: float) -> TimedAnswer:
         found.append(since)
-        return Answer("", 1, 0.0, [], 1, 0)
+        return TimedAnswer("", 1, 0.0, [], 1, 0)
 
     async def run() -> None:
         began = time.perf_counter()
@@ -121,8 +121,10 @@ def moments_of(jobs: Sequence[Job]) -> list[float]:
 async def _at_once(_: float) -> None: ...
 
 
-def run_of(texts: str, seconds: float) -> Run:
-    return Run([Answer(text, 10, 0.1 * (n + 1), [0.01, 0.03], 30, 10) for n, text in enumerate(texts)], seconds)
+def run_of(texts: str, seconds: float) -> LoadRun:
+    return LoadRun(
+        [TimedAnswer(text, 10, 0.1 * (n + 1), [0.01, 0.03], 30, 10) for n, text in enumerate(texts)], seconds
+    )
 
 
 def cell_of(texts: str, *seconds: float, clients: int = 4, arm: str = "auto") -> LoadCell:
@@ -159,7 +161,7 @@ def test_no_ratio_where_texts_differ() -> None:
 
 
 def test_an_answer_of_one_token_has_no_times_between() -> None:
-    cell, run = LoadCell(ClosedLoop(1), "off", 0.0), Run([Answer("a", 1, 0.1, [], 0, 0)], 1.0)
+    cell, run = LoadCell(ClosedLoop(1), "off", 0.0), LoadRun([TimedAnswer("a", 1, 0.1, [], 0, 0)], 1.0)
     cell.add(run, run)
     (entry,) = to_data([cell])
     assert entry["between_tokens_p50"] is None and entry["prompt_share"] is None
@@ -189,13 +191,13 @@ class FakeTarget:
     def prepare(self, jobs: Sequence[Job]) -> None:
         pass
 
-    async def answer(self, job: Job, since: float, arm: str) -> Answer:
+    async def answer(self, job: Job, since: float, arm: str) -> TimedAnswer:
         self.asked.append((arm, job.seed))
         await asyncio.sleep(self.seconds / (2 if arm == "auto" else 1))
-        return Answer(job.id, 8, time.perf_counter() - since, [0.01], 30, 10)
+        return TimedAnswer(job.id, 8, time.perf_counter() - since, [0.01], 30, 10)
 
 
-WORK = [Workload("edit", 8, tuple(Prompt(f"edit-{n}", "hello") for n in range(4)))]
+WORK = [Workload("edit", 8, tuple(WorkloadPrompt(f"edit-{n}", "hello") for n in range(4)))]
 
 
 def measure(target: FakeTarget, minutes: float, clients: list[int], shares: list[float], **more: Any) -> list[LoadCell]:
@@ -283,7 +285,7 @@ def test_a_failure_in_an_engine_ends_the_measurement_and_frees_everything(
     target = EngineTarget(model)
     target.prepare(JOBS)
 
-    async def answer(job: Job, since: float) -> Answer:
+    async def answer(job: Job, since: float) -> TimedAnswer:
         if job.seed == 3:
             monkeypatch.setattr(model.engine, "step", None)  # the next round cannot be run
         return await target.answer(job, since, "off")

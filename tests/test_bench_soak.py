@@ -11,7 +11,7 @@ from tiny import tiny_model
 import forerun
 from forerun.bench.compared_server import ComparedServer, run_engine
 from forerun.bench.engine_load import EngineTarget
-from forerun.bench.load import Answer, ClosedLoop, Job, LoadCell, Run
+from forerun.bench.load import ClosedLoop, Job, LoadCell, LoadRun, TimedAnswer
 from forerun.bench.soak_requests import KINDS, _Streamed, _whole, make_requests
 from forerun.bench.suites.http import report_line, result
 from forerun.bench.suites.soak import growth_after, is_idle
@@ -81,9 +81,9 @@ def test_the_engines_own_turn_gives_the_texts_of_single_requests(tmp_path: Path)
 
 
 def test_overhead_is_a_share_of_the_engines_rate() -> None:
-    cell, plain = LoadCell(ClosedLoop(4), "auto", 0.0), Run([Answer("a", 95, 0.1, [0.1] * 4, 9, 5)], 2.0)
+    cell, plain = LoadCell(ClosedLoop(4), "auto", 0.0), LoadRun([TimedAnswer("a", 95, 0.1, [0.1] * 4, 9, 5)], 2.0)
     for seconds in (95 / 90, 1.0, 95 / 98):
-        cell.add(Run(plain.answers, seconds), plain)
+        cell.add(LoadRun(plain.answers, seconds), plain)
     found = result(cell, [100.0, 100.0, 100.0], [0.03], same=True)
     assert found["clients"] == 4 and found["auto_over_off"] == 2.0
     assert abs(found["overhead"] - 0.05) < 1e-9 and "overhead 5.0 %" in report_line(found)

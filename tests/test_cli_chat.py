@@ -13,15 +13,16 @@ from rich.console import Console
 
 import forerun
 from forerun.cli.chat_loop import ChatLoop
-from forerun.cli.chat_screen import MarkdownScreen, clean, outcome_line, split_finished
-from forerun.cli.chat_session import Session, Totals
-from forerun.cli.chat_talkers import Message, Outcome, Piece
+from forerun.cli.chat_screen import MarkdownScreen, clean, split_finished, summary_line
+from forerun.cli.chat_session import ChatTotals, Session
+from forerun.cli.chat_talkers import ReplyPiece, ReplySummary
 from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.options import GenerationOptions
+from forerun.text.messages import Message
 
-OUTCOME = Outcome(tokens=4, tokens_per_second=20.0, tokens_per_round=2.0, seconds_saved=0.5, guaranteed=True)
-Script = list[Piece | BaseException]
+SUMMARY = ReplySummary(tokens=4, tokens_per_second=20.0, tokens_per_round=2.0, seconds_saved=0.5, guaranteed=True)
+Script = list[ReplyPiece | BaseException]
 
 
 class EarlyPress(KeyboardInterrupt):
@@ -48,22 +49,22 @@ class FakeTalker:
     def answer(self, messages: Sequence[Message], options: GenerationOptions) -> FakeTalker:
         self.asked.append([*messages])
         self.options.append(options)
-        self.script = self.scripts.pop(0) if self.scripts else [Piece("yes")]
+        self.script = self.scripts.pop(0) if self.scripts else [ReplyPiece("yes")]
         if isinstance(self.script[0], ForerunError | EarlyPress):
             raise self.script[0]
         return self
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[ReplyPiece]:
         for piece in self.script:
             if isinstance(piece, BaseException):
                 raise piece
             yield piece
 
-    def rest(self) -> Iterator[Piece]:
-        return iter([Piece(" (rest)")])
+    def rest(self) -> Iterator[ReplyPiece]:
+        return iter([ReplyPiece(" (rest)")])
 
-    def outcome(self) -> Outcome:
-        return OUTCOME
+    def summary(self) -> ReplySummary:
+        return SUMMARY
 
     def close(self) -> None:
         self.closed += 1
@@ -98,7 +99,7 @@ def talk(
 
 
 def test_a_conversation_is_remembered() -> None:
-    talker = FakeTalker([Piece("Hello"), Piece(" you")], [Piece("Fine")])
+    talker = FakeTalker([ReplyPiece("Hello"), ReplyPiece(" you")], [ReplyPiece("Fine")])
     out, notes, session = talk(talker, "hi", "", "  how are you  ")
     assert out == "Hello you\nFine\n"
     assert [message["content"] for message in talker.asked[1]] == ["hi", "Hello you", "how are you"]
@@ -182,7 +183,7 @@ def test_every_option_can_be_set_and_reset() -> None:
 
 
 def test_regenerating_replaces_the_last_answer() -> None:
-    talker = FakeTalker([Piece("first")], [Piece("second")])
+    talker = FakeTalker([ReplyPiece("first")], [ReplyPiece("second")])
     _, notes, session = talk(talker, "hi", "/regen")
     assert talker.asked[0] == talker.asked[1] and [turn["content"] for turn in session.turns] == ["hi", "second"]
     assert "the same text will come" in notes
@@ -205,7 +206,7 @@ def test_what_is_not_set_is_as_the_models_makers_recommend() -> None:
 @pytest.mark.parametrize("failure", [ForerunError("the server is gone"), EarlyPress()])
 def test_an_answer_that_cannot_be_made_again_stays(failure: BaseException) -> None:
     """It was gone, and the next message followed the user's own."""
-    talker = FakeTalker([Piece("first")], [failure], [Piece("third")])
+    talker = FakeTalker([ReplyPiece("first")], [failure], [ReplyPiece("third")])
     *_, session = talk(talker, "hi", "/regen", "more")
     assert [turn["content"] for turn in session.turns] == ["hi", "first", "more", "third"]
 
@@ -235,7 +236,7 @@ def test_a_saved_chat_with_odd_options_is_refused(options: dict[str, Any], tmp_p
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_came() -> None:
-    talker = FakeTalker([Piece("so far"), KeyboardInterrupt()], [Piece("next")])
+    talker = FakeTalker([ReplyPiece("so far"), KeyboardInterrupt()], [ReplyPiece("next")])
     out, notes, session = talk(talker, "hi", "go on")
     assert out == "so far (rest)\nnext\n" and "stopped · 4 tokens" in notes
     assert [turn["content"] for turn in session.turns] == ["hi", "so far (rest)", "go on", "next"]
@@ -255,7 +256,7 @@ def test_twice_leaves() -> None:
 
 def test_an_answer_can_be_stopped_before_it_begins() -> None:
     """Its question stayed in the conversation without an answer: some templates refuse two in a row."""
-    talker = FakeTalker([EarlyPress()], [Piece("next")])
+    talker = FakeTalker([EarlyPress()], [ReplyPiece("next")])
     _, notes, session = talk(talker, "hi", "again")
     assert "stopped · Ctrl-C again leaves" in notes
     assert [[message["content"] for message in asked] for asked in talker.asked] == [["hi"], ["again"]]
@@ -270,7 +271,7 @@ def test_a_refused_message_is_forgotten() -> None:
 
 
 def test_colours_follow_the_drafters() -> None:
-    talker = FakeTalker([Piece("own "), Piece("drafted ", "mtp"), Piece("found", "lookup")])
+    talker = FakeTalker([ReplyPiece("own "), ReplyPiece("drafted ", "mtp"), ReplyPiece("found", "lookup")])
     out, notes, _ = talk(talker, "hi", terminal=True, colour=True)
     assert "own \x1b[32mdrafted \x1b[0m\x1b[36mfound\x1b[0m" in out
     assert "mtp" in notes and "lookup" in notes
@@ -281,7 +282,7 @@ def test_markdown_is_rendered_block_by_block() -> None:
     file = io.StringIO()
     screen = MarkdownScreen(Console(file=file, force_terminal=True, width=60, height=20))
     for letter in text:
-        screen.show(Piece(letter))
+        screen.show(ReplyPiece(letter))
     screen.end()
     shown = file.getvalue()
     assert "**" not in shown.rsplit("Title", 1)[1] and "```" not in shown[-200:]
@@ -301,16 +302,16 @@ def test_a_model_cannot_steer_the_terminal() -> None:
     evil = "a\x1b]0;title\x07b\x9b31mc\rd\te\n"
     assert clean(evil) == "a]0;titleb31mcd\te\n"
     for flags in ({"plain": True}, {"colour": True}, {}):
-        out, _, _ = talk(FakeTalker([Piece(evil)]), "hi", terminal=True, **flags)
+        out, _, _ = talk(FakeTalker([ReplyPiece(evil)]), "hi", terminal=True, **flags)
         assert "\x1b]0;" not in out and "\x07" not in out and "\x9b" not in out
-    assert talk(FakeTalker([Piece(evil)]), "hi")[0] == evil, "a pipe gets every byte"
+    assert talk(FakeTalker([ReplyPiece(evil)]), "hi")[0] == evil, "a pipe gets every byte"
 
 
 def test_thoughts_are_not_part_of_the_answer() -> None:
-    talker = FakeTalker([Piece("hm", thought=True), Piece("Yes.")])
+    talker = FakeTalker([ReplyPiece("hm", thought=True), ReplyPiece("Yes.")])
     out, _, session = talk(talker, "hi")
     assert out == "Yes.\n" and session.turns[-1]["content"] == "Yes."
-    assert "hm" in talk(FakeTalker([Piece("hm", thought=True), Piece("Yes.")]), "hi", terminal=True)[0]
+    assert "hm" in talk(FakeTalker([ReplyPiece("hm", thought=True), ReplyPiece("Yes.")]), "hi", terminal=True)[0]
 
 
 def test_ctrl_d_leaves_the_shell_a_line_of_its_own() -> None:
@@ -319,15 +320,15 @@ def test_ctrl_d_leaves_the_shell_a_line_of_its_own() -> None:
 
 
 def test_time_that_was_lost_is_called_so() -> None:
-    totals = Totals()
-    totals.add(Outcome(tokens=3, seconds_saved=-0.25))
+    totals = ChatTotals()
+    totals.add(ReplySummary(tokens=3, seconds_saved=-0.25))
     assert totals.line() == "1 answer · 3 tokens · 0.2 s lost"
 
 
 def test_the_closing_line() -> None:
-    assert outcome_line(Outcome(1)) == "1 token"
-    assert outcome_line(Outcome(1, seconds_saved=-0.01, seed=7), sampled=True) == "1 token · 0.0 s saved · seed 7"
-    assert outcome_line(Outcome(2, seconds_saved=-0.25, length=True, guaranteed=False)) == (
+    assert summary_line(ReplySummary(1)) == "1 token"
+    assert summary_line(ReplySummary(1, seconds_saved=-0.01, seed=7), sampled=True) == "1 token · 0.0 s saved · seed 7"
+    assert summary_line(ReplySummary(2, seconds_saved=-0.25, length=True, guaranteed=False)) == (
         "2 tokens · 0.2 s lost · length limit reached · same text as plain decoding: NOT GUARANTEED"
     )
 
@@ -335,7 +336,7 @@ def test_the_closing_line() -> None:
 def test_files_go_with_the_next_message_and_stay_in_the_conversation(tmp_path: Path) -> None:
     for name in ("cat.png", "song.wav"):
         (tmp_path / name).write_bytes(b"data")
-    talker = FakeTalker([Piece("A cat")], [Piece("Yes")], [Piece("Yes")])
+    talker = FakeTalker([ReplyPiece("A cat")], [ReplyPiece("Yes")], [ReplyPiece("Yes")])
     lines = (f"/image {tmp_path}/cat.png", f"/audio {tmp_path}/song.wav", "What?", "Sure?", f"/save {tmp_path}/chat")
     _, notes, session = talk(talker, *lines)
     assert "cat.png goes with the next message" in notes

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forerun.cli.chat_remote import RemoteTalker, pieces
-from forerun.cli.chat_talkers import Piece
+from forerun.cli.chat_talkers import ReplyPiece
 from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.options import GenerationOptions
@@ -97,10 +97,15 @@ def test_an_answer_comes_in_pieces(server: FakeServer) -> None:
     talker = RemoteTalker(server.url + "/v1/", None)
     assert talker.name == "tiny"
     with closing(talker.answer(USER, GenerationOptions())) as reply:
-        assert list(reply) == [Piece("hm", thought=True), Piece("Hel"), Piece("lo", "mtp"), Piece(" you")]
-        outcome = reply.outcome()
-    assert (outcome.tokens, outcome.tokens_per_second, outcome.tokens_per_round) == (7, 50.0, 2.5)
-    assert (outcome.seconds_saved, outcome.seed, outcome.guaranteed, outcome.length) == (0.5, 3, True, True)
+        assert list(reply) == [
+            ReplyPiece("hm", thought=True),
+            ReplyPiece("Hel"),
+            ReplyPiece("lo", "mtp"),
+            ReplyPiece(" you"),
+        ]
+        summary = reply.summary()
+    assert (summary.tokens, summary.tokens_per_second, summary.tokens_per_round) == (7, 50.0, 2.5)
+    assert (summary.seconds_saved, summary.seed, summary.guaranteed, summary.length) == (0.5, 3, True, True)
     (body,) = server.bodies
     assert body["messages"] == USER and body["stream"] is True
     assert {"speculative", "temperature", "top_p"}.isdisjoint(body)  # what is not set is as the server likes it
@@ -121,7 +126,7 @@ def test_options_have_their_fields(server: FakeServer) -> None:
     proved = OWN | {"proof": {"identical": True, "tokens": 7}}
     server.lines = stream_of({"choices": [], "usage": {"completion_tokens": 7}, "forerun": proved})
     with closing(talker.answer(USER, GenerationOptions(prove=True))) as reply:
-        assert not list(reply) and reply.outcome().proof == "proved: 7 tokens identical to plain decoding"
+        assert not list(reply) and reply.summary().proof == "proved: 7 tokens identical to plain decoding"
     assert server.bodies[-1]["speculative"] == {"draft": "auto", "prove": True}
     with closing(talker.answer(USER, GenerationOptions(accept="rejection"))):
         assert server.bodies[-1]["speculative"] == {"draft": "auto", "accept": "rejection"}
@@ -201,9 +206,9 @@ def test_the_command_line(
 
 def test_text_whose_tokens_do_not_add_up_is_shown_as_it_is() -> None:
     split = [{"text": "\ufffd", "source": "mtp"}, {"text": "\ufffd", "source": "mtp"}]
-    assert list(pieces({"delta": {"content": "é"}, "token_details": split})) == [Piece("é", "mtp")]
+    assert list(pieces({"delta": {"content": "é"}, "token_details": split})) == [ReplyPiece("é", "mtp")]
     assert list(pieces({"delta": {"content": "é"}, "token_details": [*split, {"text": "", "source": "lookup"}]})) == [
-        Piece("é", "mtp")
+        ReplyPiece("é", "mtp")
     ]
     assert list(pieces({"delta": {"content": None}})) == []
 

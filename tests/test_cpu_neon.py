@@ -20,7 +20,7 @@ from forerun.kernels.cpu.layout import RECORD
 from forerun.kernels.cpu.loops import ARGUMENTS, write_loops
 from forerun.kernels.cpu.machine import BODIES, Body, compile_ir
 from forerun.kernels.cpu.ops import word_of
-from forerun.kernels.cpu.products import FloatProducts, Products, write_rounding
+from forerun.kernels.cpu.products import FloatProducts, ProductWriter, write_rounding
 from forerun.kernels.cpu.threads import IDLE, SHARED_BYTES, STAGE, STAGE_WORDS, TICKET, LoopCall, Program, write_threads
 from forerun.kernels.cpu.tiles import Tiles
 
@@ -52,7 +52,7 @@ def code(body: Body, tiles: Sequence[Tiles], heads: Sequence[tuple[int, int]]) -
         if each.format is None:
             FloatProducts(module, body, each.kind).write()
         else:
-            Products(module, body, each.format, each.name).write()
+            ProductWriter(module, body, each.format, each.name).write()
     for size, page in heads:
         Attention(module, body, size, page).write()
     return module.text()

@@ -15,7 +15,7 @@ from forerun.engine.probe import cancelling_rows
 from forerun.kernels.cpu.layout import DELTA, HALF_SUM, HALF_SUM_SCALED, RECORD, SUM, SUM_SCALED
 from forerun.kernels.cpu.machine import Body
 from forerun.kernels.cpu.ops import tiled
-from forerun.kernels.cpu.repacking import READERS
+from forerun.kernels.cpu.repacking import LAYOUTS
 from forerun.kernels.cpu.tiles import TileMemory, pack_floats
 from forerun.kernels.formats import FORMATS
 from forerun.kernels.interface import Activation
@@ -212,7 +212,7 @@ def test_activations_are_rounded_as_numpy_would(width: int) -> None:
             assert np.array_equal(field(HALF_SUM_SCALED[half], np.float32), sums[:, :, half].astype(np.float32) * delta)
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if name in READERS])
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if name in LAYOUTS])
 def test_compiled_loops_repack_as_numpy_does(name: str) -> None:
     """Rows in any order, from bytes that begin anywhere, by several threads."""
     part = stored(name, OUTS + 3, INPUTS)

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 from fake_chat import FakeChatService, ends, played, says
 
-from forerun.serve.chat_job import OutputFormat, Speculation, Thinking, Tool, ToolChoice
+from forerun.serve.chat_job import OutputFormat, Speculation, ThinkingWish, Tool, ToolChoice
 from forerun.serve.routes import messages
 
 WEATHER: Any = {
@@ -137,13 +137,13 @@ def test_fields_become_wishes(service: FakeChatService, client: anthropic.Anthro
 @pytest.mark.parametrize(
     ("thinking", "expected"),
     [
-        ({"type": "enabled", "budget_tokens": 2000}, Thinking(True, 2000)),
-        ({"type": "disabled"}, Thinking(False)),
-        ({"type": "adaptive"}, Thinking()),
+        ({"type": "enabled", "budget_tokens": 2000}, ThinkingWish(True, 2000)),
+        ({"type": "disabled"}, ThinkingWish(False)),
+        ({"type": "adaptive"}, ThinkingWish()),
     ],
 )
 def test_forms_of_thinking(
-    service: FakeChatService, client: anthropic.Anthropic, thinking: Any, expected: Thinking
+    service: FakeChatService, client: anthropic.Anthropic, thinking: Any, expected: ThinkingWish
 ) -> None:
     client.messages.create(**HELLO, thinking=thinking)
     assert service.job.thinking == expected
@@ -151,9 +151,9 @@ def test_forms_of_thinking(
 
 def test_effort_bounds_thinking_where_no_budget_does(service: FakeChatService, client: anthropic.Anthropic) -> None:
     client.messages.create(**HELLO, thinking={"type": "adaptive"}, output_config={"effort": "medium"})
-    assert service.job.thinking == Thinking(None, 8192)
+    assert service.job.thinking == ThinkingWish(None, 8192)
     client.messages.create(**HELLO, thinking={"type": "enabled", "budget_tokens": 7}, output_config={"effort": "max"})
-    assert service.job.thinking == Thinking(True, 7)
+    assert service.job.thinking == ThinkingWish(True, 7)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_messages_of_the_system_may_change_tools_and_pass_away(
     client.beta.messages.create(**asked, messages=[user, passing, hasty])
     assert [tool.name for tool in service.job.tools] == ["late"]
     assert service.job.messages == [user, {"role": "system", "content": "Only now."}]
-    assert service.job.thinking == Thinking(None, 1024)
+    assert service.job.thinking == ThinkingWish(None, 1024)
     back: Any = {"role": "system", "content": [{"type": "tool_addition", "tool": reference}]}
     client.beta.messages.create(**asked, messages=[user, passing, assistant, user, back])
     assert [tool.name for tool in service.job.tools] == ["weather", "late"]

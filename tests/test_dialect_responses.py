@@ -12,7 +12,7 @@ import pytest
 from fake_chat import FakeChatService, calls, ends, played, says, thinks, token
 
 from forerun.serve.chat_events import Delta
-from forerun.serve.chat_job import Thinking
+from forerun.serve.chat_job import ThinkingWish
 from forerun.serve.errors import ApiError
 from forerun.serve.routes import responses
 
@@ -124,7 +124,7 @@ def test_who_asks_for_a_summary_of_thoughts_gets_them_as_one(service: FakeChatSe
     ]
     thought = events[-1].response.output[0]
     assert [part.text for part in thought.summary] == ["Let me see."] and not thought.content
-    assert service.job.thinking == Thinking(True, 1024)
+    assert service.job.thinking == ThinkingWish(True, 1024)
 
 
 def test_an_answer_cut_off_is_incomplete(service: FakeChatService, client: openai.OpenAI) -> None:

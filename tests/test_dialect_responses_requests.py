@@ -10,7 +10,7 @@ import openai
 import pytest
 from fake_chat import FakeChatService, calls, ends, played, says
 
-from forerun.serve.chat_job import OutputFormat, Speculation, Thinking, Tool, ToolChoice
+from forerun.serve.chat_job import OutputFormat, Speculation, ThinkingWish, Tool, ToolChoice
 from forerun.serve.routes import responses
 
 WEATHER = {
@@ -115,7 +115,7 @@ def test_fields_become_wishes(service: FakeChatService, client: openai.OpenAI) -
     assert (wish.stop, wish.stop_token_ids, wish.n) == (("END",), (4,), 1)
     assert wish.speculation == Speculation("auto", 3)
     assert wish.output == OutputFormat("json_schema", schema, "text.format")
-    assert service.job.thinking == Thinking(True, 10)
+    assert service.job.thinking == ThinkingWish(True, 10)
     assert service.job.template_options == {"date": "now"}
     assert response.metadata == {"run": "7"} and response.temperature == 0.5
     assert response.text.format.type == "json_schema"
@@ -124,7 +124,7 @@ def test_fields_become_wishes(service: FakeChatService, client: openai.OpenAI) -
     )
     assert service.job.wish.output == OutputFormat(
         "json_object", param="text.format"
-    ) and service.job.thinking == Thinking(False)
+    ) and service.job.thinking == ThinkingWish(False)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from forerun.serve.dialects import messages_blocks, messages_job, responses_items, responses_job
 from forerun.serve.dialects.messages_request import CountRequest
 from forerun.serve.dialects.notes import HEADER, Notes
-from forerun.serve.dialects.responses_request import Prompt
+from forerun.serve.dialects.responses_request import InputTokensRequest
 from forerun.serve.errors import ApiError
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
@@ -57,13 +57,13 @@ ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "s
 PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"}
 RESPONSES: list[Case] = [
     (items({"role": "user", "content": [PICTURE]}), "Image.detail", "input_image.detail"),
-    (items(said(annotations=[{"type": "url_citation"}])), "Text.annotations", "annotations"),
-    (items(said(logprobs=[{"token": "x"}])), "Text.logprobs", "logprobs"),
+    (items(said(annotations=[{"type": "url_citation"}])), "InputText.annotations", "annotations"),
+    (items(said(logprobs=[{"token": "x"}])), "InputText.logprobs", "logprobs"),
     (items(said(prompt_cache_breakpoint={})), "", "prompt_cache_breakpoint"),
-    (items({**USER, "phase": "commentary"}), "Message.phase", "phase"),
+    (items({**USER, "phase": "commentary"}), "InputMessage.phase", "phase"),
     (items({**CALL, **DIRECT}), "FunctionCall.caller", "caller"),
     (items(CALL, {**OUTPUT, **DIRECT}), "CallOutput.caller", "caller"),
-    (items({**THOUGHT, "encrypted_content": "gAAA"}), "Reasoning.encrypted_content", "encrypted_content"),
+    (items({**THOUGHT, "encrypted_content": "gAAA"}), "InputReasoning.encrypted_content", "encrypted_content"),
     (functions({**FUNCTION, "defer_loading": True}), "FunctionTool.defer_loading", "tools.defer_loading"),
     (functions({**FUNCTION, "output_schema": SCHEMA}), "FunctionTool.output_schema", "tools.output_schema"),
     (functions({**FUNCTION, "allowed_callers": ["a"]}), "FunctionTool.allowed_callers", "tools.allowed_callers"),
@@ -104,7 +104,7 @@ KEPT += [asks({**block, **CACHED}) for block in (RESULT, DOCUMENT, FOUND, REFERE
 KEPT += [asks({**block, "content": [{**TEXT, **CACHED}]}) for block in (RESULT, FOUND)]
 KEPT += [defines(**CACHED), changes({"type": "tool_reference", "name": "f"}, **CACHED)]
 MESSAGES: list[Case] = [
-    *((body, "Block.cache_control", "cache_control") for body in KEPT),
+    *((body, "Cacheable.cache_control", "cache_control") for body in KEPT),
     (says({**TEXT, "citations": [{}]}), "TextBlock.citations", "citations"),
     (asks({**DOCUMENT, **CITED}), "DocumentBlock.citations", "citations"),
     (asks({**FOUND, **CITED}), "SearchResultBlock.citations", "citations"),
@@ -125,13 +125,15 @@ MESSAGES: list[Case] = [
     ({"messages": [USER], "thinking": {"type": "disabled", "budget_tokens": 9}}, "", "thinking.budget_tokens"),
 ]
 USED = {
-    "Text.type", "Text.text", "Refusal.type", "Refusal.refusal", "Image.type", "Image.image_url", "Image.file_id",
-    "Audio.type", "Audio.input_audio", "Video.type", "Video.video_url", "Unreadable.type", "Message.type",
-    "Message.role", "Message.content", "FunctionCall.type", "FunctionCall.call_id", "FunctionCall.name",
+    "InputText.type", "InputText.text", "Refusal.type", "Refusal.refusal", "Image.type", "Image.image_url",
+    "Image.file_id",
+    "Audio.type", "Audio.input_audio", "Video.type", "Video.video_url", "Unreadable.type", "InputMessage.type",
+    "InputMessage.role", "InputMessage.content", "FunctionCall.type", "FunctionCall.call_id", "FunctionCall.name",
     "FunctionCall.arguments",
     "FunctionCall.namespace", "CustomToolCall.type", "CustomToolCall.call_id", "CustomToolCall.name",
     "CustomToolCall.input", "CustomToolCall.namespace", "CallOutput.type", "CallOutput.call_id", "CallOutput.output",
-    "CallOutput.name", "CallOutput.namespace", "Reasoning.type", "Reasoning.summary", "Reasoning.content",
+    "CallOutput.name", "CallOutput.namespace", "InputReasoning.type", "InputReasoning.summary",
+    "InputReasoning.content",
     "FunctionTool.type", "FunctionTool.name", "FunctionTool.description", "FunctionTool.parameters",
     "FunctionTool.strict", "Namespace.type", "Namespace.name", "Namespace.tools", "AdditionalTools.type",
     "AdditionalTools.tools", "ItemReference.type", "TextBlock.type", "TextBlock.text", "TextSource.type",
@@ -162,7 +164,7 @@ def names(cases: list[Case]) -> list[str]:
 
 @pytest.mark.parametrize(("body", "field", "name"), RESPONSES, ids=names(RESPONSES))
 def test_responses_name_what_has_no_effect(body: dict[str, Any], field: str, name: str) -> None:
-    assert warning(responses_job, Prompt, body).split(", ") == [name]
+    assert warning(responses_job, InputTokensRequest, body).split(", ") == [name]
 
 
 @pytest.mark.parametrize(("body", "field", "name"), MESSAGES, ids=names(MESSAGES))
@@ -191,7 +193,7 @@ def test_no_field_was_forgotten(module: ModuleType) -> None:
     ],
 )
 def test_what_the_server_itself_sends_is_no_news(body: dict[str, Any]) -> None:
-    assert warning(responses_job, Prompt, body) == ""
+    assert warning(responses_job, InputTokensRequest, body) == ""
 
 
 def test_thoughts_of_this_server_come_back_with_its_own_signature() -> None:
@@ -206,7 +208,7 @@ def test_thoughts_of_this_server_come_back_with_its_own_signature() -> None:
 def test_a_result_may_name_its_tool_itself() -> None:
     """Where the call is not in the conversation any more."""
     body = {"input": [USER, {**OUTPUT, "name": "f", "namespace": "n"}]}
-    job, _ = responses_job.make_job(Prompt.model_validate(body), Notes())
+    job, _ = responses_job.make_job(InputTokensRequest.model_validate(body), Notes())
     assert job.messages[-1] == {"role": "tool", "tool_call_id": "a", "content": "x", "name": "n__f"}
 
 

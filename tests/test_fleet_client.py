@@ -20,7 +20,7 @@ from forerun.fleet import client
 from forerun.fleet.client import FleetEngine, ReplicaLost
 from forerun.fleet.replica import Replica
 from forerun.fleet.routing import Route
-from forerun.fleet.wire import Item, Said, pack, unpack
+from forerun.fleet.wire import ChoiceEmissions, Item, pack, unpack
 from forerun.models.layers.decoder import Decoder
 from forerun.sample.building import build_constraint
 from forerun.sample.grammar import GrammarVocabulary, compile_grammar
@@ -195,7 +195,7 @@ def test_waiting_for_a_replica_has_an_end(target: Decoder) -> None:
     class Silent(Near):
         async def answer(self, data: bytes, fingerprint: str, route: Route) -> AsyncGenerator[Item, None]:
             await asyncio.sleep(60)
-            yield Said(0, [])
+            yield ChoiceEmissions(0, [])
 
     async def act(fleet: FleetEngine, near: Near, replica: Replica) -> None:
         fleet._replicas = Silent(replica)

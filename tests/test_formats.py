@@ -8,7 +8,7 @@ import pytest
 from gguf.quants import dequantize, quantize
 
 from forerun.kernels.formats import FORMATS, GGUF_FORMATS, MLX_BITS, MLX_GROUPS, Format
-from forerun.kernels.parts import Part
+from forerun.kernels.parts import WeightPart
 
 GGML = {name: gguf.GGMLQuantizationType[name.upper()] for name in FORMATS if not name.startswith("mlx")}
 BLOCKS = sorted(GGML.keys() - {"f32", "f16", "bf16"})
@@ -41,16 +41,18 @@ def bit_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.frombuffer(whole.to_bytes(len(codes) * bits // 8, "little"), np.uint8)
 
 
-def random_affine(form: Format, rows: int = 6, groups: int = 3) -> tuple[Part, np.ndarray]:
+def random_affine(form: Format, rows: int = 6, groups: int = 3) -> tuple[WeightPart, np.ndarray]:
     """A matrix as MLX stores one, and its values."""
     random = np.random.default_rng(form.bits * form.weights)
     codes = random.integers(0, 2**form.bits, (rows, groups * form.weights))
     scales = random.normal(size=(rows, groups)).astype(np.float16)
     biases = random.normal(size=(rows, groups)).astype(np.float16)
     raw = np.stack([bit_stream(row, form.bits) for row in codes])
-    apart = [Part(FORMATS["f16"], each.view(np.uint8).reshape(rows, -1), (rows, groups)) for each in (scales, biases)]
+    apart = [
+        WeightPart(FORMATS["f16"], each.view(np.uint8).reshape(rows, -1), (rows, groups)) for each in (scales, biases)
+    ]
     spread = [np.repeat(each.astype(np.float32), form.weights, 1) for each in (scales, biases)]
-    return Part(form, raw, codes.shape, None, *apart), spread[0] * codes.astype(np.float32) + spread[1]
+    return WeightPart(form, raw, codes.shape, None, *apart), spread[0] * codes.astype(np.float32) + spread[1]
 
 
 @pytest.mark.parametrize("name", sorted(GGML))
@@ -106,12 +108,12 @@ def test_affine_groups_are_scale_times_code_and_bias(name: str) -> None:
     assert np.array_equal(part[order].rows(1, 4), wanted[order[1:]])
 
 
-def stored(name: str, *shape: int) -> Part:
+def stored(name: str, *shape: int) -> WeightPart:
     """A part with random blocks."""
     form = FORMATS[name]
     count = int(np.prod(shape)) // form.weights
     raw = random_blocks(name, count).reshape(*shape[:-1], form.row_bytes(shape[-1]))
-    return Part(form, raw, shape)
+    return WeightPart(form, raw, shape)
 
 
 def test_some_rows_of_a_part_are_decoded_in_the_order_of_the_row_map() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from forerun.engine.probe import cancelling_rows
 from forerun.kernels.cuda import CudaKernels
 from forerun.kernels.gpu import linear as module
-from forerun.kernels.gpu.linear import Products, Tiling, row_tile, tiling, tiling_for, wide_tilings
+from forerun.kernels.gpu.linear import ProductLauncher, Tiling, row_tile, tiling, tiling_for, wide_tilings
 from forerun.kernels.matrix import FloatMatrix
 from forerun.kernels.reference import ReferenceKernels
 
@@ -36,7 +36,7 @@ def rows_of(count: int, width: int) -> torch.Tensor:
 def test_product_with_bias_and_residual(shape: tuple[int, int], splits: int) -> None:
     weights, x = matrix(*shape, bias=True), rows_of(19, shape[1])
     before = rows_of(19, shape[0])
-    got = Products(DEVICE)(x, weights, residual=before, cut=Tiling(16, 16, 32, splits, 4, 3))
+    got = ProductLauncher(DEVICE)(x, weights, residual=before, cut=Tiling(16, 16, 32, splits, 4, 3))
     torch.testing.assert_close(got, before + F.linear(x, weights.weight, weights.bias), atol=1e-4, rtol=1e-5)
 
 
@@ -44,9 +44,9 @@ def test_product_with_bias_and_residual(shape: tuple[int, int], splits: int) -> 
 def test_gated_product(splits: int) -> None:
     weights, x = matrix(80, 72, bias=True), rows_of(3, 72)
     gate, up = F.linear(x, weights.weight, weights.bias).chunk(2, dim=1)
-    got = Products(DEVICE)(x, weights, gated=True, cut=Tiling(16, 16, 32, splits, 4, 3))
+    got = ProductLauncher(DEVICE)(x, weights, gated=True, cut=Tiling(16, 16, 32, splits, 4, 3))
     torch.testing.assert_close(got, F.silu(gate) * up, atol=1e-4, rtol=1e-4)
-    got = Products(DEVICE)(x, weights, gated=True, gelu=True, cut=Tiling(16, 16, 32, splits, 4, 3))
+    got = ProductLauncher(DEVICE)(x, weights, gated=True, gelu=True, cut=Tiling(16, 16, 32, splits, 4, 3))
     torch.testing.assert_close(got, F.gelu(gate, approximate="tanh") * up, atol=1e-4, rtol=1e-4)
 
 
@@ -56,9 +56,9 @@ def test_product_as_a_gate(splits: int) -> None:
     weights, x, wide = matrix(40, 72), rows_of(19, 72), rows_of(19, 60)
     own, cut = wide[:, 11:51], Tiling(16, 16, 32, splits, 4, 3)
     expected = F.gelu(F.linear(x, weights.weight), approximate="tanh") * own
-    got = Products(DEVICE)(x, weights, gates=own, cut=cut)
+    got = ProductLauncher(DEVICE)(x, weights, gates=own, cut=cut)
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-    assert torch.equal(Products(DEVICE)(x[7:8], weights, gates=own[7:8], cut=cut), got[7:8])
+    assert torch.equal(ProductLauncher(DEVICE)(x[7:8], weights, gates=own[7:8], cut=cut), got[7:8])
     for kernels in (CudaKernels(DEVICE), ReferenceKernels()):
         torch.testing.assert_close(kernels.gate_linear(x, weights, own), expected, atol=1e-4, rtol=1e-4)
 
@@ -66,7 +66,7 @@ def test_product_as_a_gate(splits: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_row_alone_and_among_others(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    weights, products = matrix(*shape), Products(DEVICE)
+    weights, products = matrix(*shape), ProductLauncher(DEVICE)
     weights = FloatMatrix(weights.weight.to(dtype), None)
     x = cancelling_rows(35, shape[1]).to(DEVICE, dtype)
     alone = torch.cat([products(row, weights) for row in x.split(1)])
@@ -99,13 +99,13 @@ def test_wide_tiles_give_the_bits_of_a_row_alone(inputs: int, splits: int, kind:
     rows = 16 * module.BAND + 37
     weights, x = matrix(2 * 38, inputs, bias=True), cancelling_rows(rows, inputs).to(DEVICE)
     options = finish(kind, rows, 38 if kind in ("silu", "gelu") else 76)
-    got = Products(DEVICE)(x, weights, cut=Tiling(16, 32, 32, splits, 4, 3, in_turn=True), **options)
+    got = ProductLauncher(DEVICE)(x, weights, cut=Tiling(16, 32, 32, splits, 4, 3, in_turn=True), **options)
     few = Tiling(16, 16, 32, splits, 4, 3)
-    assert torch.equal(got, Products(DEVICE)(x, weights, cut=few, **options))
+    assert torch.equal(got, ProductLauncher(DEVICE)(x, weights, cut=few, **options))
     for row in (0, 17, rows - 1):
         here = slice(row, row + 1)
         alone = {name: value[here] if isinstance(value, torch.Tensor) else value for name, value in options.items()}
-        assert torch.equal(Products(DEVICE)(x[here], weights, cut=few, **alone), got[here])
+        assert torch.equal(ProductLauncher(DEVICE)(x[here], weights, cut=few, **alone), got[here])
 
 
 @pytest.mark.parametrize("kind", FINISHES)
@@ -116,7 +116,7 @@ def test_wide_tiles_agree_with_torch(kind: str, dtype: torch.dtype) -> None:
     weights = FloatMatrix((weights.weight / 16).to(dtype), weights.bias.to(dtype))
     options = finish(kind, 35, 40 if kind in ("silu", "gelu") else 80)
     options = {name: value.to(dtype) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
-    got = Products(DEVICE)(x, weights, cut=Tiling(16, 32, 64, 3, 4, 3, in_turn=True), **options)
+    got = ProductLauncher(DEVICE)(x, weights, cut=Tiling(16, 32, 64, 3, 4, 3, in_turn=True), **options)
     assert weights.bias is not None
     product = F.linear(x.float(), weights.weight.float(), weights.bias.float())
     gate, up = product.chunk(2, dim=1)
@@ -136,9 +136,9 @@ def test_rows_past_the_edge_change_nothing() -> None:
     """A captured pass is padded with rows that may hold anything."""
     weights, x = matrix(40, 256), rows_of(35, 256)
     cut = Tiling(16, 32, 32, 2, 4, 3, in_turn=True)
-    right = Products(DEVICE)(x, weights, cut=cut)
+    right = ProductLauncher(DEVICE)(x, weights, cut=cut)
     x[20:] = float("nan")
-    assert torch.equal(Products(DEVICE)(x, weights, cut=cut)[:20], right[:20])
+    assert torch.equal(ProductLauncher(DEVICE)(x, weights, cut=cut)[:20], right[:20])
 
 
 def test_many_rows_choose_wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_many_rows_choose_wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not module.tiling_for(40, 520, gated=False, rows=35, wide=False).in_turn
         weights = FloatMatrix(matrix(40, 520).weight.bfloat16(), None)
         x = cancelling_rows(35, 520).to(DEVICE, torch.bfloat16)
-        products = Products(DEVICE)
+        products = ProductLauncher(DEVICE)
         together, alone = products(x, weights), torch.cat([products(rows, weights) for rows in x.split(16)])
         assert torch.equal(together, alone)
     finally:
@@ -185,7 +185,7 @@ def test_the_choice_of_tiles_keeps_the_splits(shape: tuple[int, int], gated: boo
 def test_real_shapes_keep_bits(shape: tuple[int, int], gated: bool) -> None:
     weights = FloatMatrix(matrix(*shape).weight.bfloat16(), None)
     x = cancelling_rows(600, shape[1]).to(DEVICE, torch.bfloat16)
-    products = Products(DEVICE)
+    products = ProductLauncher(DEVICE)
     alone = torch.cat([products(rows, weights, gated=gated) for rows in x.split(16)])
     for rows in (65, 100, 256, 600):
         assert torch.equal(products(x[:rows], weights, gated=gated), alone[:rows])
@@ -198,7 +198,7 @@ def test_capped_product(splits: int) -> None:
     """Large results are as good as the cap, and none is more."""
     weights, x = matrix(40, 72), rows_of(3, 72) * 5
     x[0] *= 1e4
-    got = Products(DEVICE)(x, weights, cap=30.0, cut=Tiling(16, 16, 32, splits, 4, 3))
+    got = ProductLauncher(DEVICE)(x, weights, cap=30.0, cut=Tiling(16, 16, 32, splits, 4, 3))
     expected = 30 * (F.linear(x.double(), weights.weight.double()) / 30).tanh()
     torch.testing.assert_close(got.double(), expected, atol=2e-4, rtol=1e-5)
     assert bool((got.abs() <= 30).all())
@@ -206,11 +206,13 @@ def test_capped_product(splits: int) -> None:
 
 def test_columns_of_a_wider_row() -> None:
     weights, wide = matrix(40, 72), rows_of(4, 100)
-    torch.testing.assert_close(Products(DEVICE)(wide[:, 20:92], weights), F.linear(wide[:, 20:92], weights.weight))
+    torch.testing.assert_close(
+        ProductLauncher(DEVICE)(wide[:, 20:92], weights), F.linear(wide[:, 20:92], weights.weight)
+    )
 
 
 def test_counters_are_left_at_zero() -> None:
-    products, weights = Products(DEVICE), matrix(40, 72)
+    products, weights = ProductLauncher(DEVICE), matrix(40, 72)
     products(rows_of(20, 72), weights, cut=Tiling(16, 16, 16, 4, 4, 3))
     assert not products.counters.any()
 

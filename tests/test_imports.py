@@ -1,4 +1,4 @@
-"""Packages import downwards only, so that there are no cycles between them."""
+"""Packages import downwards only, so that there are no cycles between them; and a class has its name to itself."""
 
 from __future__ import annotations
 
@@ -84,3 +84,12 @@ from forerun import __version__, cli, load
 """
     found = [name for name in imports(ast.parse(hidden)) if name.startswith("forerun")]
     assert found == ["forerun.bench", "forerun.train.loop", "forerun.cli", "forerun"]
+
+
+def test_no_two_modules_have_a_class_of_the_same_name() -> None:
+    modules: dict[str, list[str]] = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
+    assert {name: files for name, files in modules.items() if len(files) > 1} == {}

@@ -18,7 +18,7 @@ from forerun.media.encoded import Encoded, EncodedMedia
 from forerun.media.expansion import Prepared, Stretch
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaOutOfMemory, MediaPart, PromptTooLong
-from forerun.media.reader import Reader
+from forerun.media.reader import LocalMediaReader
 
 IMAGE, SOUND = 7, 8
 
@@ -56,9 +56,9 @@ class Family:
         return None
 
 
-def reader(family: Family, **options: Any) -> Reader:
+def reader(family: Family, **options: Any) -> LocalMediaReader:
     owner: Any = threading.RLock()
-    return Reader(family, owner, CPU, options.pop("limits", MediaLimits()), **options)  # type: ignore[arg-type]
+    return LocalMediaReader(family, owner, CPU, options.pop("limits", MediaLimits()), **options)  # type: ignore[arg-type]
 
 
 def rows(prompt: Any) -> list[list[float]]:

@@ -40,8 +40,8 @@ from forerun.media.expansion import Prepared, Stretch
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaPart
 from forerun.media.pixels import colour_levels, size_within
-from forerun.media.qwen3_5 import Sight, fitted
-from forerun.media.reader import Reader
+from forerun.media.qwen3_5 import QwenVisionSettings, fitted
+from forerun.media.reader import LocalMediaReader
 
 SOURCE = Path(__file__).parent.parent / "src/forerun"
 IMAGE, AUDIO = GEMMA_IDS["image_token_id"], GEMMA_IDS["audio_token_id"]
@@ -175,7 +175,7 @@ class Slow:
 def test_a_slow_tower_holds_up_nobody_on_a_cpu(device: str) -> None:
     """Elsewhere nobody is inside the engine meanwhile."""
     owner, slow, found = threading.Lock(), Slow(), []
-    reader = Reader(slow, owner, torch.device(device), MediaLimits())  # type: ignore[arg-type]
+    reader = LocalMediaReader(slow, owner, torch.device(device), MediaLimits())  # type: ignore[arg-type]
     thread = threading.Thread(target=lambda: found.append(reader.read([1, 7, 2], [PICTURE]).ids))
     thread.start()
     assert slow.began.wait(30)
@@ -191,7 +191,7 @@ def test_no_tower_is_loaded_while_another_runs() -> None:
     slow.placeholders, slow.kinds = {7: "image", 8: "audio"}, frozenset(("image", "audio"))
     slow.prepare = lambda part, _: Prepared(part.kind, [7, 7], [Stretch(0, 2)], None)  # type: ignore[method-assign]
     slow.load = loaded.append  # type: ignore[method-assign, assignment]
-    reader = Reader(slow, owner, torch.device("cpu"), MediaLimits())  # type: ignore[arg-type]
+    reader = LocalMediaReader(slow, owner, torch.device("cpu"), MediaLimits())  # type: ignore[arg-type]
     seeing = threading.Thread(target=reader.read, args=([7], [PICTURE]))
     seeing.start()
     assert slow.began.wait(30) and loaded == ["image"]
@@ -318,16 +318,16 @@ def test_sizes_of_qwen_are_those_of_transformers(height: int, width: int, least:
         size = (width, height)
 
     Sized.height, Sized.width = height, width  # type: ignore[attr-defined]
-    sight = Sight(least, most, colour_levels(1 / 255, [0.5] * 3, [0.5] * 3))
+    vision = QwenVisionSettings(least, most, colour_levels(1 / 255, [0.5] * 3, [0.5] * 3))
     try:
         expected: Any = smart_resize(height, width, 32, least, most)
     except ValueError:
         expected = None
     if expected is None:
         with pytest.raises(ForerunError, match="200 times"):
-            fitted(PICTURE, Sized, 1, 1, 32, sight)  # type: ignore[arg-type]
+            fitted(PICTURE, Sized, 1, 1, 32, vision)  # type: ignore[arg-type]
     else:
-        assert fitted(PICTURE, Sized, 1, 1, 32, sight) == expected  # type: ignore[arg-type]
+        assert fitted(PICTURE, Sized, 1, 1, 32, vision) == expected  # type: ignore[arg-type]
 
 
 def test_decoders_are_imported_where_they_are_used() -> None:

@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from serve_fakes import END, FakeEngine, call, live
 
 from forerun.serve.app import create_app
-from forerun.serve.chat_job import Thinking
+from forerun.serve.chat_job import ThinkingWish
 from forerun.serve.model_service import LoadedModel, ModelService
 from forerun.serve.routes import messages, responses
 from forerun.serve.settings import ServeSettings
@@ -123,7 +123,7 @@ def test_claude_codes_tools_are_those_at_the_end(translator: tuple[FakeChatServi
     (first,) = recorded("claude_code")[0].values
     call(url, first["path"], first["body"], headers=first["headers"])
     assert [tool.name for tool in service.job.tools] == ["Bash", "Read", "mcp__notes__search"]
-    assert service.job.thinking == Thinking(None, 8192)
+    assert service.job.thinking == ThinkingWish(None, 8192)
 
 
 def test_codex_can_read_the_list_of_models(server: tuple[FakeEngine, str]) -> None:

@@ -182,10 +182,10 @@ def test_the_engines_thread_knows_whose_failure_it_is(
 SCRIPT = """
 import logging, sys
 from forerun.serve.log_lines import set_up_log
-from forerun.serve.request_log import CURRENT, Record
+from forerun.serve.request_log import CURRENT, ServedRequest
 set_up_log(sys.argv[1], sys.argv[2])
 logging.getLogger("forerun").info("ready")
-CURRENT.set(Record("r-1"))
+CURRENT.set(ServedRequest("r-1"))
 logging.getLogger("uvicorn.error").error("it failed")
 logging.getLogger("forerun.requests").info("%s", "status=200", extra={"facts": {"status": 200}})
 """

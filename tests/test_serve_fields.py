@@ -187,15 +187,15 @@ def test_forms_as_llama_cpp_and_sglang_send_them(engine: FakeEngine, address: st
 
 
 def test_effort_as_openrouter_sends_it(address: str, engine: FakeEngine) -> None:
-    from forerun.serve.chat_job import Thinking
+    from forerun.serve.chat_job import ThinkingWish
     from forerun.serve.routes.chat_request import ChatRequest
 
-    def thinking(**body: Any) -> Thinking:
+    def thinking(**body: Any) -> ThinkingWish:
         return ChatRequest.model_validate(CHAT | body).job().thinking
 
-    assert thinking(reasoning={"effort": "low"}) == thinking(reasoning_effort="low") == Thinking(True, 1024)
-    assert thinking(reasoning={"max_tokens": 7}) == Thinking(None, 7)
-    assert thinking(reasoning={"enabled": False}) == thinking(reasoning={"effort": "none"}) == Thinking(False)
+    assert thinking(reasoning={"effort": "low"}) == thinking(reasoning_effort="low") == ThinkingWish(True, 1024)
+    assert thinking(reasoning={"max_tokens": 7}) == ThinkingWish(None, 7)
+    assert thinking(reasoning={"enabled": False}) == thinking(reasoning={"effort": "none"}) == ThinkingWish(False)
     reply = call(address, "/v1/chat/completions", CHAT | {"reasoning": {"effort": "low", "exclude": True}})
     assert "reasoning.exclude" in reply.headers[HEADER.lower()]
 

@@ -17,7 +17,7 @@ from forerun.sample.building import build_constraint
 from forerun.sample.constraint import Constraint
 from forerun.sample.limits import Both, MinTokens
 from forerun.sample.masks import allows, flags_of
-from forerun.sample.thinking import Thinking, ThinkingMarks, advance
+from forerun.sample.thinking import ThinkingConstraint, ThinkingMarks, advance
 
 VOCAB, STOP = 290, 2
 OPEN, CLOSE, LINE = 40, 41, 42
@@ -31,9 +31,11 @@ def pair(answer: tuple[int, ...]) -> list[int]:
     return [PAIR[len(answer)]] if len(answer) < 2 else [STOP]
 
 
-def thinking(marks: ThinkingMarks = ONE, **options: Any) -> Thinking:
+def thinking(marks: ThinkingMarks = ONE, **options: Any) -> ThinkingConstraint:
     output = options.pop("output", None)
-    return Thinking(marks, VOCAB, output=None if output is None else ByRule(output, VOCAB), stop_ids=STOPS, **options)
+    return ThinkingConstraint(
+        marks, VOCAB, output=None if output is None else ByRule(output, VOCAB), stop_ids=STOPS, **options
+    )
 
 
 def allowed(constraint: Constraint) -> set[int]:

@@ -22,7 +22,7 @@ from forerun.train.evaluate import evaluate
 from forerun.train.generate import write
 from forerun.train.head import Head, Scales
 from forerun.train.save import round_as_saved, save_head
-from forerun.train.target import Target, load_target
+from forerun.train.target import FrozenTarget, load_target
 
 CPU = torch.device("cpu")
 WINDOW, LONG = 9, 45  # a text several windows long
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @dataclass
 class Case:
     folder: Path
-    target: Target
+    target: FrozenTarget
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -62,7 +62,7 @@ def text(length: int, seed: int = 1) -> list[int]:
     return torch.randint(4, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def random_start(target: Target, taps: tuple[int, ...]) -> Head:
+def random_start(target: FrozenTarget, taps: tuple[int, ...]) -> Head:
     """A head with the values that its file will have, none of them a round one."""
     head = Head(target, taps)
     head.start(Scales(2.0, 1.0), seed=0)

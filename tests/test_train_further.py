@@ -22,7 +22,7 @@ from forerun.errors import ForerunError
 from forerun.progress import NullProgress
 from forerun.train import loop
 from forerun.train.average import WeightAverage
-from forerun.train.generate import Answer
+from forerun.train.generate import AnsweredPrompt
 from forerun.train.head import Head, Scales
 from forerun.train.loop import Trainer
 from forerun.train.loss import Aim, Support, draft_loss, draw_support, teacher
@@ -78,7 +78,7 @@ def new_trainer(model: Path, settings: Settings = SMALL) -> Trainer:
     def said(length: int) -> list[int]:
         return torch.randint(4, 290, (length,), generator=chance).tolist()
 
-    answers = [Answer(said(3 + number % 4), said(6 + number % 5), 0.0, False) for number in range(10)]
+    answers = [AnsweredPrompt(said(3 + number % 4), said(6 + number % 5), 0.0, False) for number in range(10)]
     store = FeatureStore(target, (1,), answers)
     store.fill()
     return Trainer(head, store, store.mass, settings, lambda _: None)

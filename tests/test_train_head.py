@@ -17,13 +17,13 @@ from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.train.chain import fused_works
 from forerun.train.evaluate import Measured, choose_vocabulary, evaluate, tokens_per_round
-from forerun.train.generate import Answer, write
+from forerun.train.generate import AnsweredPrompt, write
 from forerun.train.head import Head, Scales
 from forerun.train.run import train_head
 from forerun.train.settings import Settings, default_taps
 from forerun.train.start import load_start
 from forerun.train.store import FeatureStore
-from forerun.train.target import Target, load_target, rotate
+from forerun.train.target import FrozenTarget, load_target, rotate
 
 SMALL = Settings(
     steps=24,
@@ -79,7 +79,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "head.safetensors")
 
 
-def saved_head(target: Target, folder: Path) -> Head:
+def saved_head(target: FrozenTarget, folder: Path) -> Head:
     head = Head(target, default_taps(3))
     start = load_start(target, Settings(start_from=str(folder)), lambda _: None)
     assert start is not None
@@ -87,7 +87,7 @@ def saved_head(target: Target, folder: Path) -> Head:
     return head
 
 
-def started(target: Target, taps: tuple[int, ...], noise: float = 0.0) -> Head:
+def started(target: FrozenTarget, taps: tuple[int, ...], noise: float = 0.0) -> Head:
     head = Head(target, taps)
     head.start(Scales(2.0, 1.0), seed=0)
     generator = torch.Generator().manual_seed(5)
@@ -274,7 +274,7 @@ def test_the_fused_attention_and_its_gradients_equal_the_plain_ones() -> None:
 
 def test_batches_hold_the_positions_that_a_draft_can_reach(model: Path) -> None:
     target = load_target(model, CPU)
-    answers = [Answer([5, 6, 7], [8, 9, 10, 11], 0.0, False), Answer([5, 6], [12, 13, 2], 0.0, False)]
+    answers = [AnsweredPrompt([5, 6, 7], [8, 9, 10, 11], 0.0, False), AnsweredPrompt([5, 6], [12, 13, 2], 0.0, False)]
     store = FeatureStore(target, (1,), answers)
     store.fill()
     batch = store.batch(store.epoch(torch.tensor([0, 1]).numpy(), 1000, 0)[0], 3)

@@ -15,7 +15,7 @@ from tiny import tiny_tokenizer
 from forerun.errors import ForerunError
 from forerun.text.chat import encode_prompt
 from forerun.train.card import figures
-from forerun.train.encode import Encoder
+from forerun.train.encode import PromptEncoder
 from forerun.train.evaluate import Measured, table
 from forerun.train.loops import is_looping, loop_starts
 from forerun.train.prompts import documents
@@ -102,7 +102,7 @@ def test_loops_are_found_and_cut_after_their_second_round() -> None:
 
 
 def test_encoder_agrees_with_generate() -> None:
-    encoder = Encoder(tiny_tokenizer(), 300)
+    encoder = PromptEncoder(tiny_tokenizer(), 300)
     prompts = ["Hello there", "  spaces \n\n kept ", [{"role": "user", "content": "one"}]]
     found = encoder.encode_all([*prompts, "end <|im_end|> it"])
     assert found == [*(encode_prompt(encoder.tokenizer, prompt) for prompt in prompts), None]

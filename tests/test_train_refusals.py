@@ -13,7 +13,7 @@ from forerun.cli.main import main
 from forerun.errors import ForerunError
 from forerun.text.chat import encode_prompt
 from forerun.train import work
-from forerun.train.encode import Encoder
+from forerun.train.encode import PromptEncoder
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_template_that_wants_a_system_message_takes_prompts_that_have_one() ->
         tokenizer.chat_template
     )
     talk = [{"role": role, "content": "Hi"} for role in ("system", "user")]
-    encoder = Encoder(tokenizer, 300)
+    encoder = PromptEncoder(tokenizer, 300)
     assert encoder.encode_all(["Hi", talk]) == [None, encode_prompt(tokenizer, talk)]
     assert encoder.user_turn() is None
 
@@ -175,7 +175,7 @@ def test_tokens_that_the_model_lacks_are_one_line(
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([f"<added {number}>" for number in range(20)])
     beyond = "<added 15>"
-    assert Encoder(tokenizer, 300).encode_all(["Hi", beyond])[1] is None
+    assert PromptEncoder(tokenizer, 300).encode_all(["Hi", beyond])[1] is None
     tokenizer.chat_template = beyond + str(tokenizer.chat_template)
     (folder / "chat_template.jinja").unlink()
     tokenizer.save_pretrained(folder)

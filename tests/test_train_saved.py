@@ -25,7 +25,7 @@ from forerun.train.head import LAYER, Head, Scales
 from forerun.train.save import head_config, round_as_saved, save_head
 from forerun.train.settings import Settings
 from forerun.train.start import Start, load_start
-from forerun.train.target import Target, load_target
+from forerun.train.target import FrozenTarget, load_target
 from forerun.weights.checkpoint import open_checkpoint
 from forerun.weights.heads import read_head
 
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=3)
 
 
-def random_start(target: Target) -> Head:
+def random_start(target: FrozenTarget) -> Head:
     """A head none of whose values is a round one."""
     head = Head(target, (1, 2))
     head.start(Scales(2.0, 1.0), seed=0)
@@ -57,7 +57,7 @@ def first_version(head: Head, folder: Path) -> Path:
     return folder
 
 
-def start_of(target: Target, folder: Path, intermediate: int | None = None) -> Start:
+def start_of(target: FrozenTarget, folder: Path, intermediate: int | None = None) -> Start:
     start = load_start(target, Settings(start_from=str(folder), intermediate=intermediate), lambda _: None)
     assert start is not None
     return start

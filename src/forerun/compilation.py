@@ -6,20 +6,20 @@ from typing import Any, TypeVar
 
 from numba import njit
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
-def jit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
+def jit(*signature: Any, **options: Any) -> Callable[[AnyFunction], AnyFunction]:
     """`numba.njit` with a cache if there can be one."""
 
-    def compile_it(function: Function) -> Function:
+    def compile_it(function: AnyFunction) -> AnyFunction:
         try:
             compiled: Any = njit(*signature, cache=True, **options)(function)
         except (RuntimeError, OSError):  # numba found no folder, or no room in it
             compiled = njit(*signature, **options)(function)
         else:
             _let_it_fail(getattr(compiled, "_cache", None))  # NUMBA_DISABLE_JIT leaves the function as it is
-        kept: Function = compiled
+        kept: AnyFunction = compiled
         return kept
 
     return compile_it

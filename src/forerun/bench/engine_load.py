@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from forerun.bench.load import OFF, Answer, Job
+from forerun.bench.load import OFF, Job, TimedAnswer
 from forerun.bench.runner import arms_of
 from forerun.engine.request import Request
 from forerun.engine.sequence import Sequence as Running
@@ -75,7 +75,7 @@ class EngineTarget:
             kind=kind if arm == "auto" else "",
         )
 
-    async def answer(self, job: Job, since: float, arm: str) -> Answer:
+    async def answer(self, job: Job, since: float, arm: str) -> TimedAnswer:
         """Runs along with all others that are under way."""
         engine, request = self.model.engine, self._request(job, arm)
         sink = AnswerText(self.model.tokenizer, request.prompt, ())
@@ -95,7 +95,7 @@ class EngineTarget:
             raise ForerunError(f"prompt {job.id}: {sequence.error}") from sequence.error
         seconds = [after - before for before, after in pairwise([since, *asked.arrivals])]
         counters = sequence.counters
-        return Answer(
+        return TimedAnswer(
             text="".join(emission.text for emission in sequence.emissions) + sink.flush(),
             tokens=asked.seen,
             first=seconds[0] if seconds else time.perf_counter() - since,

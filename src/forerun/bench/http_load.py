@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Self
 
 from forerun.bench.http_client import Address, HttpError
-from forerun.bench.load import OFF, Answer, Job
+from forerun.bench.load import OFF, Job, TimedAnswer
 from forerun.bench.runner import NAMED_ARMS
 from forerun.errors import ForerunError
 
@@ -40,7 +40,7 @@ class HttpTarget:
     def prepare(self, jobs: Sequence[Job]) -> None:
         """The server tokenises, and refuses."""
 
-    async def answer(self, job: Job, since: float, arm: str) -> Answer:
+    async def answer(self, job: Job, since: float, arm: str) -> TimedAnswer:
         """One answer, timed at this end."""
         times, text, pieces, end = [since], list[str](), 0, dict[str, Any]()
         for now, event in await self.server.stream(CHAT, self._body(job, arm)) or ():
@@ -58,7 +58,7 @@ class HttpTarget:
         tokens = usage.get("completion_tokens", pieces)
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         gaps = [after - before for before, after in pairwise(times)]
-        return Answer(
+        return TimedAnswer(
             text="".join(text),
             tokens=tokens,
             first=gaps[0] if gaps else time.perf_counter() - since,

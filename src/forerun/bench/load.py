@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from forerun.bench.workloads import Prompt, Workload
+from forerun.bench.workloads import Workload, WorkloadPrompt
 from forerun.errors import ForerunError
 from forerun.progress import Progress
 
@@ -44,11 +44,11 @@ class Job:
     @property
     def messages(self) -> list[dict[str, str]]:
         """As a server takes it."""
-        return Prompt(self.id, self.content).messages
+        return WorkloadPrompt(self.id, self.content).messages
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """What came, and when: seconds from the request to the first token, and between arrivals after it.
 
     Tokens that come at once, out of one round or in one packet, are one arrival.
@@ -63,10 +63,10 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoadRun:
     """All answers in the order of their jobs, and the seconds until the last one had come."""
 
-    answers: list[Answer]
+    answers: list[TimedAnswer]
     seconds: float
 
     @property
@@ -78,7 +78,7 @@ class Run:
         return len(self.answers) / self.seconds
 
 
-class Target(Protocol):
+class LoadTarget(Protocol):
     """What is measured."""
 
     @property
@@ -95,12 +95,12 @@ class Target(Protocol):
         """Do what need not be timed, and refuse what can never be answered."""
         ...
 
-    async def answer(self, job: Job, since: float, arm: str) -> Answer:
+    async def answer(self, job: Job, since: float, arm: str) -> TimedAnswer:
         """One answer; `since` is when the client asked for it, by `time.perf_counter`."""
         ...
 
 
-Answering = Callable[[Job, float], Awaitable[Answer]]
+Answering = Callable[[Job, float], Awaitable[TimedAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class ClosedLoop:
 
     clients: int
 
-    async def run(self, jobs: Sequence[Job], answer: Answering) -> Run:
+    async def run(self, jobs: Sequence[Job], answer: Answering) -> LoadRun:
         """Clients take the next job that no client has taken."""
-        answers: dict[int, Answer] = {}
+        answers: dict[int, TimedAnswer] = {}
         waiting: Iterator[tuple[int, Job]] = iter(enumerate(jobs))
 
         async def client() -> None:
@@ -122,7 +122,7 @@ class ClosedLoop:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(self.clients, len(jobs))):
                 group.create_task(client())
-        return Run([answers[index] for index in range(len(jobs))], time.perf_counter() - began)
+        return LoadRun([answers[index] for index in range(len(jobs))], time.perf_counter() - began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,14 @@ class OpenLoop:
 
     rate: float
 
-    async def run(self, jobs: Sequence[Job], answer: Answering) -> Run:
+    async def run(self, jobs: Sequence[Job], answer: Answering) -> LoadRun:
         """The same moments whenever the same jobs come. An answer's time counts from the moment it should have been
         asked for: an engine that is busy in a round hears of it later.
         """
         gaps = np.random.default_rng(jobs[0].seed).exponential(1 / self.rate, len(jobs))
         began = time.perf_counter()
 
-        async def client(job: Job, due: float) -> Answer:
+        async def client(job: Job, due: float) -> TimedAnswer:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             return await answer(job, due)
 
@@ -147,7 +147,7 @@ class OpenLoop:
                 group.create_task(client(job, began + moment))
                 for job, moment in zip(jobs, gaps.cumsum().tolist(), strict=True)
             ]
-        return Run([task.result() for task in tasks], time.perf_counter() - began)
+        return LoadRun([task.result() for task in tasks], time.perf_counter() - began)
 
 
 Load = ClosedLoop | OpenLoop
@@ -170,7 +170,7 @@ class LoadCell:
     equal: int = 0
     total: int = 0
 
-    def add(self, run: Run, plain: Run) -> None:
+    def add(self, run: LoadRun, plain: LoadRun) -> None:
         """A turn, beside plain decoding of the same jobs in it."""
         self.speeds.append(run.tokens_per_second)
         self.answer_speeds.append(run.answers_per_second)
@@ -251,7 +251,7 @@ class Jobs:
 
     workloads: Sequence[Workload]
 
-    def everything(self) -> list[tuple[Prompt, int]]:
+    def everything(self) -> list[tuple[WorkloadPrompt, int]]:
         """All prompts, and how long their answers may be."""
         entries = [
             (number, prompt, workload.answer_tokens)
@@ -287,7 +287,7 @@ class LoadBench:
     left are dropped, except the first.
     """
 
-    def __init__(self, target: Target, workloads: Sequence[Workload], *, minutes: float, full: bool) -> None:
+    def __init__(self, target: LoadTarget, workloads: Sequence[Workload], *, minutes: float, full: bool) -> None:
         """`full`: every prompt in every turn, where time allows."""
         self.target, self.jobs, self.full = target, Jobs(workloads), full
         self._seconds, self._end = 60 * minutes, 0.0

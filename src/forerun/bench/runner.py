@@ -11,7 +11,7 @@ from typing import Any
 import forerun
 from forerun.bench.peers import Peer
 from forerun.bench.statistics import Interval, median
-from forerun.bench.workloads import Prompt, Workload
+from forerun.bench.workloads import Workload, WorkloadPrompt
 from forerun.draft.arms import DRAFT_CHOICES
 from forerun.language_model import LanguageModel
 from forerun.progress import Progress
@@ -24,7 +24,7 @@ WARM_UP_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One answer: its tokens, seconds of decoding and of the whole request, and what the rounds brought."""
 
     tokens: list[int]
@@ -35,7 +35,7 @@ class Run:
     per_position: list[list[int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, answer: Response, seconds: float, whole: float) -> Run:
+    def of(cls, answer: Response, seconds: float, whole: float) -> MeasuredRun:
         """An answer of ours."""
         return cls(answer.tokens, seconds, whole, answer.rounds, answer.accepted, answer.per_position)
 
@@ -47,7 +47,7 @@ class Cell:
     workload: str
     arm: str
     temperature: float
-    runs: list[Run] = field(default_factory=list)
+    runs: list[MeasuredRun] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     wholes: list[float] = field(default_factory=list)
     equal: int = 0
@@ -92,7 +92,7 @@ class Cell:
         return shares
 
 
-class Runner:
+class WorkloadRunner:
     """Measures cell by cell: `arms` by their options, beside plain decoding and `peers`.
 
     `price` is what exactness costs a plain step, so that "plain" is the fastest there is.
@@ -132,7 +132,7 @@ class Runner:
         for peer in self.peers:
             self._theirs(peer, workload.prompts[0], 0.0, WARM_UP_TOKENS, 0)
 
-    def _compare(self, row: dict[str, Cell], prompt: Prompt, tokens: int, number: int) -> None:
+    def _compare(self, row: dict[str, Cell], prompt: WorkloadPrompt, tokens: int, number: int) -> None:
         """One prompt through all arms. Plain decoding before and after them cancels a machine that drifts."""
         temperature = row[PLAIN].temperature
         first = self._ours(PLAIN, prompt, temperature, tokens, number)
@@ -149,7 +149,7 @@ class Runner:
         for name, run in found.items():
             _note(row[name], run, first, fastest, whole)
 
-    def _ours(self, arm: str, prompt: Prompt, temperature: float, tokens: int, seed: int) -> Run:
+    def _ours(self, arm: str, prompt: WorkloadPrompt, temperature: float, tokens: int, seed: int) -> MeasuredRun:
         options: dict[str, Any] = {"max_tokens": tokens, "temperature": temperature, "seed": seed}
         began = time.perf_counter()
         with forerun.stream(self.model, prompt.content, **self.options[arm], **options) as answer:
@@ -160,15 +160,15 @@ class Runner:
             response = answer.response()
         # Wall time, not the engine's own: deciding what to draft belongs to the cost of drafting.
         decoding = ended - started - response.seconds["prefill"]
-        return Run.of(response, decoding, ended - began)
+        return MeasuredRun.of(response, decoding, ended - began)
 
-    def _theirs(self, peer: Peer, prompt: Prompt, temperature: float, tokens: int, seed: int) -> Run:
+    def _theirs(self, peer: Peer, prompt: WorkloadPrompt, temperature: float, tokens: int, seed: int) -> MeasuredRun:
         ids = encode_prompt(self.model.tokenizer, prompt.content)
         answer = peer.answer(ids, temperature, tokens, seed)
-        return Run(answer.tokens, answer.seconds, answer.whole)
+        return MeasuredRun(answer.tokens, answer.seconds, answer.whole)
 
 
-def _note(cell: Cell, run: Run, plain: Run, seconds: float, whole: float) -> None:
+def _note(cell: Cell, run: MeasuredRun, plain: MeasuredRun, seconds: float, whole: float) -> None:
     """Enter a run beside plain decoding of the same prompt. An answer that ends at once has nothing to compare."""
     cell.runs.append(run)
     cell.equal += run.tokens == plain.tokens

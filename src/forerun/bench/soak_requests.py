@@ -59,7 +59,7 @@ class SoakRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SoakAnswer:
     """An answer: what each choice said, called and gave for logprobs; and its tokens."""
 
     choices: tuple[str, ...]
@@ -80,12 +80,14 @@ def make_requests(count: int, seed: int) -> list[SoakRequest]:
     return requests
 
 
-async def answer(server: Address, request: SoakRequest, arm: str, stream: bool, give_up: int | None) -> Said | None:
+async def answer(
+    server: Address, request: SoakRequest, arm: str, stream: bool, give_up: int | None
+) -> SoakAnswer | None:
     """What the server says; None when we hang up: after so many events, or at once where nothing streams."""
     body = request.full_body(arm, stream)
     if not stream:
         found = await server.fetch(CHAT, body)
-        return Said(tuple(_whole(choice) for choice in found["choices"]), found["usage"]["completion_tokens"])
+        return SoakAnswer(tuple(_whole(choice) for choice in found["choices"]), found["usage"]["completion_tokens"])
     events = await server.stream(CHAT, body, give_up)
     if events is None:
         return None
@@ -96,7 +98,7 @@ async def answer(server: Address, request: SoakRequest, arm: str, stream: bool, 
             choices.setdefault(choice["index"], _Streamed()).add(choice)
         if event.get("usage"):
             tokens = event["usage"]["completion_tokens"]
-    return Said(tuple(choices[index].whole() for index in sorted(choices)), tokens)
+    return SoakAnswer(tuple(choices[index].whole() for index in sorted(choices)), tokens)
 
 
 async def known_arms(server: Address, request: SoakRequest) -> list[str]:
@@ -104,9 +106,9 @@ async def known_arms(server: Address, request: SoakRequest) -> list[str]:
     return [arm for arm in DRAFT_CHOICES if await _unless_refused(server, request, arm) is not None]
 
 
-async def references(server: Address, requests: list[SoakRequest]) -> tuple[dict[int, Said], set[str]]:
+async def references(server: Address, requests: list[SoakRequest]) -> tuple[dict[int, SoakAnswer], set[str]]:
     """Each alone, without drafts and without streaming; and the kinds that the model or the server does not have."""
-    found: dict[int, Said] = {}
+    found: dict[int, SoakAnswer] = {}
     missing: set[str] = set()
     for number, request in enumerate(requests):
         if request.kind in missing:
@@ -119,7 +121,7 @@ async def references(server: Address, requests: list[SoakRequest]) -> tuple[dict
     return found, missing
 
 
-async def _unless_refused(server: Address, request: SoakRequest, arm: str) -> Said | None:
+async def _unless_refused(server: Address, request: SoakRequest, arm: str) -> SoakAnswer | None:
     """A whole answer; None: the model or the server does not have what is asked for."""
     try:
         return await answer(server, request, arm, False, None)

@@ -26,7 +26,7 @@ ANSWER_TOKENS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class WorkloadPrompt:
     """One request: a text, or the messages of a conversation."""
 
     id: str
@@ -44,7 +44,7 @@ class Workload:
 
     name: str
     answer_tokens: int
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[WorkloadPrompt, ...]
 
     def sample(self, count: int) -> Workload:
         """The same with `count` of its prompts, spread over all of them."""
@@ -65,4 +65,4 @@ def load_workloads(names: Sequence[str] = ()) -> list[Workload]:
 def _read(name: str) -> Workload:
     text = files("forerun").joinpath(f"data/workloads/{name}.jsonl").read_text(encoding="utf-8")
     lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
-    return Workload(name, ANSWER_TOKENS[name], tuple(Prompt(line["id"], line["prompt"]) for line in lines))
+    return Workload(name, ANSWER_TOKENS[name], tuple(WorkloadPrompt(line["id"], line["prompt"]) for line in lines))

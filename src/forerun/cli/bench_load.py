@@ -15,7 +15,7 @@ from forerun.progress import Progress
 from forerun.tables import output_console
 
 if TYPE_CHECKING:
-    from forerun.bench.load import LoadReport, Target
+    from forerun.bench.load import LoadReport, LoadTarget
     from forerun.bench.workloads import Workload
 
 PROMPT_TOKENS = 128  # of an answer to a prompt of the user's, at most
@@ -62,7 +62,7 @@ class LoadWish:
 
 def _workloads(names: Sequence[str], prompts: Path | None) -> list[Workload]:
     """The built-in ones, or a file's prompts as one."""
-    from forerun.bench.workloads import Prompt, Workload, load_workloads
+    from forerun.bench.workloads import Workload, WorkloadPrompt, load_workloads
     from forerun.train.prompts.files import read_prompts
 
     if prompts is None:
@@ -70,7 +70,11 @@ def _workloads(names: Sequence[str], prompts: Path | None) -> list[Workload]:
     if names:
         raise ForerunError("--workload and --prompts both say what to ask: drop one of them")
     found = enumerate(read_prompts([prompts]), start=1)
-    return [Workload(prompts.name, PROMPT_TOKENS, tuple(Prompt(f"{n} of {prompts.name}", text) for n, text in found))]
+    return [
+        Workload(
+            prompts.name, PROMPT_TOKENS, tuple(WorkloadPrompt(f"{n} of {prompts.name}", text) for n, text in found)
+        )
+    ]
 
 
 def engine_load(model: str, loading: Mapping[str, Any], wish: LoadWish, progress: Progress) -> LoadReport:
@@ -100,7 +104,7 @@ def server_load(url: str, key: str | None, wish: LoadWish, progress: Progress) -
     return _measured(measure())
 
 
-async def _measure(target: Target, wish: LoadWish, progress: Progress) -> LoadReport:
+async def _measure(target: LoadTarget, wish: LoadWish, progress: Progress) -> LoadReport:
     from forerun.bench.load import CLIENTS, CLIENTS_ON_CPU, LoadBench
 
     clients = wish.clients or (CLIENTS_ON_CPU if target.on_cpu else CLIENTS)

@@ -11,10 +11,10 @@ from forerun.cli.chat_screen import (
     MarkdownScreen,
     TextScreen,
     arm_style,
-    outcome_line,
+    summary_line,
 )
 from forerun.cli.chat_session import Again, Leave, Session
-from forerun.cli.chat_talkers import Piece
+from forerun.cli.chat_talkers import ReplyPiece
 from forerun.cli.prompt import require_unicode
 from forerun.errors import ForerunError
 
@@ -117,7 +117,7 @@ class ChatLoop:
         session, arms = self._session, dict[str, None]()
         screen, text = self._screen(), list[str]()
 
-        def follow(pieces: Iterable[Piece]) -> None:
+        def follow(pieces: Iterable[ReplyPiece]) -> None:
             for piece in pieces:
                 arms.setdefault(piece.arm)
                 if not piece.thought:
@@ -133,15 +133,15 @@ class ChatLoop:
             finally:
                 screen.end()
             session.turns.append({"role": "assistant", "content": "".join(text)})
-            outcome = reply.outcome()
-        session.totals.add(outcome)
-        told = outcome_line(outcome, sampled=session.sampled)
+            summary = reply.summary()
+        session.totals.add(summary)
+        told = summary_line(summary, sampled=session.sampled)
         self._note(("stopped · " if self._pressed else "") + told)
-        if outcome.proof is not None:
-            self._notes.print(outcome.proof, markup=False, highlight=False, soft_wrap=True)
+        if summary.proof is not None:
+            self._notes.print(summary.proof, markup=False, highlight=False, soft_wrap=True)
         if session.colour:
             self._legend([arm for arm in arms if arm])
-        for warning in outcome.warnings:
+        for warning in summary.warnings:
             self._notes.print(f"forerun: warning: {warning}", markup=False, soft_wrap=True)
 
     def _screen(self) -> AnswerScreen:

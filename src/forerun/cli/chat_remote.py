@@ -11,10 +11,11 @@ from typing import Any
 
 from forerun.bench.http_client import Address, complaint, events
 from forerun.cli.chat_media import sent_content
-from forerun.cli.chat_talkers import Message, Outcome, Piece
+from forerun.cli.chat_talkers import ReplyPiece, ReplySummary
 from forerun.errors import ForerunError
 from forerun.media.parts import Kind
 from forerun.options import GenerationOptions
+from forerun.text.messages import Message
 
 CONNECT_SECONDS = 600.0  # a prompt may take long to read; a server that is gone refuses at once
 LOCAL_ONLY = ("raw", "lang_bias", "suppress")  # what a request over HTTP has no field for
@@ -99,7 +100,7 @@ class RemoteReply:
         self._summary: dict[str, Any] = {}
         self._pieces, self._cut = 0, False
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[ReplyPiece]:
         for event in events(self._response):
             for name in ("usage", "forerun"):
                 if event.get(name) is not None:
@@ -110,14 +111,14 @@ class RemoteReply:
                     self._pieces += 1
                     yield piece
 
-    def rest(self) -> Iterator[Piece]:
+    def rest(self) -> Iterator[ReplyPiece]:
         """What the server has sent and nobody has read is not worth waiting for."""
         return iter(())
 
-    def outcome(self) -> Outcome:
+    def summary(self) -> ReplySummary:
         own: dict[str, Any] = self._summary.get("forerun") or {}
         usage: dict[str, Any] = self._summary.get("usage") or {}
-        return Outcome(
+        return ReplySummary(
             tokens=usage.get("completion_tokens", self._pieces),
             tokens_per_second=own.get("tokens_per_second"),
             tokens_per_round=own.get("tokens_per_round"),
@@ -142,22 +143,22 @@ def proof_line(sent: Mapping[str, Any]) -> str:
     return Proof(**sent).line()
 
 
-def pieces(choice: Mapping[str, Any]) -> Iterator[Piece]:
+def pieces(choice: Mapping[str, Any]) -> Iterator[ReplyPiece]:
     """Of one choice of a chunk. The tokens of a chunk come with where they are from."""
     delta = choice.get("delta") or {}
     thought = delta.get("reasoning_content") or delta.get("reasoning")
     if thought:
-        yield Piece(thought, thought=True)
+        yield ReplyPiece(thought, thought=True)
     content = delta.get("content")
     if not content:
         return
     tokens = [token for token in choice.get("token_details") or () if token.get("text")]
     if "".join(token["text"] for token in tokens) == content:
         for token in tokens:
-            yield Piece(token["text"], _drafter(token))
+            yield ReplyPiece(token["text"], _drafter(token))
     else:  # text that was held back, or tokens that share a character
         arms = {_drafter(token) for token in tokens}
-        yield Piece(content, arms.pop() if len(arms) == 1 else "")
+        yield ReplyPiece(content, arms.pop() if len(arms) == 1 else "")
 
 
 def _drafter(token: Mapping[str, Any]) -> str:

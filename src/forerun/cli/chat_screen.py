@@ -6,7 +6,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from forerun.cli.chat_talkers import Outcome, Piece, saved_seconds
+from forerun.cli.chat_talkers import ReplyPiece, ReplySummary, saved_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if code no
 class AnswerScreen(Protocol):
     """Shows one answer."""
 
-    def show(self, piece: Piece) -> None: ...
+    def show(self, piece: ReplyPiece) -> None: ...
 
     def end(self) -> None:
         """No more comes; the cursor is at the beginning of a line afterwards."""
@@ -41,7 +41,7 @@ class TextScreen:
     def __init__(self, console: Console, colour: bool) -> None:
         self._console, self._colour, self._last = console, colour, "\n"
 
-    def show(self, piece: Piece) -> None:
+    def show(self, piece: ReplyPiece) -> None:
         from rich.text import Text
 
         text = clean(piece.text) if self._console.is_terminal else piece.text
@@ -69,7 +69,7 @@ class MarkdownScreen:
         self._text, self._thought, self._drawn = "", "", 0.0
         self._live: Live | None = None
 
-    def show(self, piece: Piece) -> None:
+    def show(self, piece: ReplyPiece) -> None:
         if piece.thought:
             self._thought += clean(piece.text)
         else:
@@ -150,19 +150,19 @@ def split_finished(text: str) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
-def outcome_line(outcome: Outcome, sampled: bool = False) -> str:
+def summary_line(summary: ReplySummary, sampled: bool = False) -> str:
     """`128 tokens · 71.3 tok/s · 2.31 tokens/round · 0.8 s saved`."""
-    parts = [f"{outcome.tokens} token{'' if outcome.tokens == 1 else 's'}"]
-    if outcome.tokens_per_second:
-        parts.append(f"{outcome.tokens_per_second:.1f} tok/s")
-    if outcome.tokens_per_round is not None:
-        parts.append(f"{outcome.tokens_per_round:.2f} tokens/round")
-    if outcome.seconds_saved is not None:
-        parts.append(saved_seconds(outcome.seconds_saved))
-    if sampled and outcome.seed is not None:
-        parts.append(f"seed {outcome.seed}")
-    if outcome.length:
+    parts = [f"{summary.tokens} token{'' if summary.tokens == 1 else 's'}"]
+    if summary.tokens_per_second:
+        parts.append(f"{summary.tokens_per_second:.1f} tok/s")
+    if summary.tokens_per_round is not None:
+        parts.append(f"{summary.tokens_per_round:.2f} tokens/round")
+    if summary.seconds_saved is not None:
+        parts.append(saved_seconds(summary.seconds_saved))
+    if sampled and summary.seed is not None:
+        parts.append(f"seed {summary.seed}")
+    if summary.length:
         parts.append("length limit reached")
-    if outcome.guaranteed is False:
+    if summary.guaranteed is False:
         parts.append("same text as plain decoding: NOT GUARANTEED")
     return " · ".join(parts)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from forerun.cli.chat_media import attached_part, is_kept_content
-from forerun.cli.chat_talkers import Message, Outcome, Talker, saved_seconds
+from forerun.cli.chat_talkers import ReplySummary, Talker, saved_seconds
 from forerun.cli.generation_flags import SHORT_NAMES, parse_option
 from forerun.errors import ForerunError
 from forerun.home import expanded
 from forerun.media.parts import Kind
 from forerun.options import GenerationOptions
+from forerun.text.messages import Message
 
 FORMAT = "forerun-chat"
 ROLES = ("system", "user", "assistant")
@@ -45,7 +46,7 @@ class Again(Exception):
 
 
 @dataclass(slots=True)
-class Totals:
+class ChatTotals:
     """Of all answers."""
 
     answers: int = 0
@@ -56,15 +57,15 @@ class Totals:
     read: int = 0  # tokens of prompts
     cached: int = 0  # part of them: the cache had them
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, summary: ReplySummary) -> None:
         self.answers += 1
-        self.tokens += outcome.tokens
-        if outcome.tokens_per_second:
-            self.seconds += outcome.tokens / outcome.tokens_per_second
-            self.timed += outcome.tokens
-        self.saved += outcome.seconds_saved or 0.0
-        self.read += outcome.prompt_tokens
-        self.cached += outcome.cached_tokens
+        self.tokens += summary.tokens
+        if summary.tokens_per_second:
+            self.seconds += summary.tokens / summary.tokens_per_second
+            self.timed += summary.tokens
+        self.saved += summary.seconds_saved or 0.0
+        self.read += summary.prompt_tokens
+        self.cached += summary.cached_tokens
 
     def line(self) -> str:
         rate = f" · {self.timed / self.seconds:.1f} tok/s" if self.seconds else ""
@@ -82,7 +83,7 @@ class Session:
     system: str | None = None
     colour: bool = False
     turns: list[Message] = field(default_factory=list)  # user and assistant, in turn
-    totals: Totals = field(default_factory=Totals)
+    totals: ChatTotals = field(default_factory=ChatTotals)
     attached: list[dict[str, str]] = field(default_factory=list)  # files for the next message
 
     def say(self, text: str) -> None:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from forerun.cli.generation_flags import check_options
 from forerun.media.parts import Kind
 from forerun.media.reading import check_kind
 from forerun.options import GenerationOptions
-from forerun.serve.parsing.pieces import AnswerParser, Content, Reasoning
-from forerun.serve.parsing.pieces import Piece as ParsedPiece
+from forerun.serve.parsing.pieces import AnswerParser, Content, Piece, Reasoning
+from forerun.text.messages import Message
 
 if TYPE_CHECKING:
     from forerun.language_model import Generation, LanguageModel
     from forerun.progress import Progress
     from forerun.response import Chunk
 
-Message = Mapping[str, Any]  # role and content: text, or a list of text parts and files
-
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReplyPiece:
     """Some text of an answer."""
 
     text: str
@@ -31,7 +29,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplySummary:
     """What an answer took. None: not known, as of an answer that was stopped on a server."""
 
     tokens: int
@@ -55,13 +53,13 @@ def saved_seconds(seconds: float) -> str:
 class Reply(Protocol):
     """One answer: iterate for its pieces."""
 
-    def __iter__(self) -> Iterator[Piece]: ...
+    def __iter__(self) -> Iterator[ReplyPiece]: ...
 
-    def rest(self) -> Iterator[Piece]:
+    def rest(self) -> Iterator[ReplyPiece]:
         """After an interruption: pieces that are there already."""
         ...
 
-    def outcome(self) -> Outcome:
+    def summary(self) -> ReplySummary:
         """So far."""
         ...
 
@@ -125,22 +123,22 @@ class LocalReply:
     def __init__(self, generation: Generation, parser: AnswerParser) -> None:
         self._generation, self._parser = generation, parser
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[ReplyPiece]:
         return self._pieces(self._generation)
 
-    def rest(self) -> Iterator[Piece]:
+    def rest(self) -> Iterator[ReplyPiece]:
         return self._pieces(self._generation.ready_chunks())
 
-    def _pieces(self, chunks: Iterator[Chunk]) -> Iterator[Piece]:
+    def _pieces(self, chunks: Iterator[Chunk]) -> Iterator[ReplyPiece]:
         arm = ""
         for chunk in chunks:
             arm = chunk.arm
             yield from _shown(self._parser.push(chunk.text), arm)
         yield from _shown(self._parser.finish(), arm)
 
-    def outcome(self) -> Outcome:
+    def summary(self) -> ReplySummary:
         response = self._generation.response()
-        return Outcome(
+        return ReplySummary(
             tokens=response.completion_tokens,
             tokens_per_second=response.tokens_per_second,
             tokens_per_round=response.tokens_per_round if response.rounds else None,
@@ -158,8 +156,8 @@ class LocalReply:
         self._generation.close()
 
 
-def _shown(pieces: Sequence[ParsedPiece], arm: str) -> Iterator[Piece]:
+def _shown(pieces: Sequence[Piece], arm: str) -> Iterator[ReplyPiece]:
     """Thoughts and words; a parser without tools knows nothing else."""
     for piece in pieces:
         if isinstance(piece, Content | Reasoning) and piece.text:
-            yield Piece(piece.text, arm, thought=isinstance(piece, Reasoning))
+            yield ReplyPiece(piece.text, arm, thought=isinstance(piece, Reasoning))

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from forerun.engine.sequence import Emission, Logprob
 from forerun.fleet.routing import Route, chain_of
-from forerun.fleet.wire import Accepted, Item, OtherModel, Over, Reading, Said, pack
+from forerun.fleet.wire import Accepted, ChoiceEmissions, ChoiceEnded, ChoicePromptRead, Item, OtherModel, pack
 from forerun.serve.engine_client import Ended, EngineState, PromptRead, Work
 from forerun.serve.errors import ApiError, try_later
 from forerun.serve.readings import Readings, together
@@ -150,18 +150,18 @@ class Call:
         if not all(answer.over for answer in self.answers):
             raise ReplicaLost("it stopped in the middle")
 
-    def _take(self, item: Accepted | Reading | Said | Over) -> None:
+    def _take(self, item: Accepted | ChoicePromptRead | ChoiceEmissions | ChoiceEnded) -> None:
         if isinstance(item, Accepted):
             self.accepted = True
             if not self._first.done():
                 self._first.set_result(None)
             return
         answer = self.answers[item.choice]
-        if isinstance(item, Reading):
+        if isinstance(item, ChoicePromptRead):
             answer.read(item.progress)
             return
         self._said = True
-        if isinstance(item, Over):
+        if isinstance(item, ChoiceEnded):
             answer.end(item.ended)
         else:
             answer.say(item)
@@ -203,7 +203,7 @@ class FleetAnswer:
         self._there = asyncio.Event()
         self._text: list[str] = []
 
-    def say(self, item: Said) -> None:
+    def say(self, item: ChoiceEmissions) -> None:
         """What its replica sent; rounds that were not read yet become one."""
         if self.over:
             return

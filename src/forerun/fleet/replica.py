@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forerun.engine.sequence import Logprob
 from forerun.errors import ForerunError
 from forerun.fleet.cache_diary import CacheDiary
-from forerun.fleet.wire import Accepted, Item, OtherModel, Over, Reading, Said, unpack
+from forerun.fleet.wire import Accepted, ChoiceEmissions, ChoiceEnded, ChoicePromptRead, Item, OtherModel, unpack
 from forerun.media.parts import Kind, MediaPart, MediaPrompt, MediaReader
 from forerun.serve.daemon_threads import beside
 from forerun.serve.engine_client import Answer, Ended, PromptRead
@@ -133,22 +133,22 @@ class Replica:
 
 
 async def _items(choice: int, answer: Answer) -> AsyncGenerator[Item, None]:
-    """All of one choice; it ends with `Over`."""
+    """All of one choice; it ends with `ChoiceEnded`."""
     asked: Sequence[Logprob] = ()
     try:
         async for item in answer:
             if isinstance(item, PromptRead):
-                yield Reading(choice, item)
+                yield ChoicePromptRead(choice, item)
                 continue
             if isinstance(item, Ended):
-                yield Over(choice, item)
+                yield ChoiceEnded(choice, item)
                 return
             first, asked = not asked and bool(answer.prompt_logprobs), answer.prompt_logprobs
-            yield Said(choice, item, asked if first else ())
+            yield ChoiceEmissions(choice, item, asked if first else ())
     except Exception as error:  # noqa: BLE001 - it goes to the caller
-        yield Over(choice, error)
+        yield ChoiceEnded(choice, error)
         return
-    yield Over(choice, try_later(503, "The answer was stopped before its end."))
+    yield ChoiceEnded(choice, try_later(503, "The answer was stopped before its end."))
 
 
 async def _merged(answers: Sequence[Answer]) -> AsyncGenerator[Item, None]:
@@ -164,7 +164,7 @@ async def _merged(answers: Sequence[Answer]) -> AsyncGenerator[Item, None]:
         running = len(feeders)
         while running:
             item = await queue.get()
-            running -= isinstance(item, Over)
+            running -= isinstance(item, ChoiceEnded)
             yield item
     finally:
         for feeder in feeders:

@@ -29,7 +29,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ChoiceEmissions:
     """What one choice said, in one or several rounds."""
 
     choice: int
@@ -38,7 +38,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ChoicePromptRead:
     """How much of its prompt one choice has read, where that was asked for."""
 
     choice: int
@@ -46,7 +46,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class ChoiceEnded:
     """One choice has ended, by itself or by an error of its own."""
 
     choice: int
@@ -57,7 +57,8 @@ class OtherModel(Exception):
     """The work was made for another model than this replica has: an update is under way."""
 
 
-Item = Accepted | Reading | Said | Over | Exception  # an exception: the request as a whole was refused
+# An exception: the request as a whole was refused.
+Item = Accepted | ChoicePromptRead | ChoiceEmissions | ChoiceEnded | Exception
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from forerun.kernels.gpu import attention as attend
 from forerun.kernels.gpu import experts as mixture
 from forerun.kernels.gpu.clusters import cluster_logits
 from forerun.kernels.gpu.layer_inputs import layer_inputs
-from forerun.kernels.gpu.linear import Products
+from forerun.kernels.gpu.linear import ProductLauncher
 from forerun.kernels.gpu.rotate_and_store import rotate_and_store
 from forerun.kernels.interface import (
     Activation,
@@ -51,7 +51,7 @@ class CudaKernels(TorchRows):
     cluster_logits = staticmethod(cluster_logits)
 
     def __init__(self, device: torch.device) -> None:
-        self.products = Products(device)
+        self.products = ProductLauncher(device)
         self.device = device
         self.counters = torch.zeros(1 << 16, dtype=torch.int32, device=device)  # of attention
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ForerunError
-from forerun.kernels.parts import Part
+from forerun.kernels.parts import WeightPart
 
 CPU = torch.device("cpu")
 BLOCK = 1024  # rows that are rounded at once: they fit into a core's cache
@@ -97,7 +97,7 @@ class Rounded:
 class Parts:
     """Weights as they are stored, one part below the other; works like the tensor it stands for."""
 
-    parts: tuple[Part, ...]  # matrices with the same columns, or one stack of matrices
+    parts: tuple[WeightPart, ...]  # matrices with the same columns, or one stack of matrices
     dtype: torch.dtype = torch.float32  # of the tensor it stands for
     device: torch.device = CPU
 

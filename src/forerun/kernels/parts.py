@@ -19,15 +19,15 @@ def _unchecked() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPart:
     """Rows of a stored matrix, or a stack of such matrices. Row i is the stored row row_map[i]."""
 
     format: Format
     raw: Bytes  # [..., stored rows, bytes of a row]: a view of the file
     shape: tuple[int, ...]  # (rows, columns), or (matrices, rows, columns)
     row_map: NDArray[np.int64] | None = None  # [rows]; None leaves rows as they are stored
-    scales: Part | None = None  # affine formats: [..., stored rows, blocks of a row]
-    biases: Part | None = None
+    scales: WeightPart | None = None  # affine formats: [..., stored rows, blocks of a row]
+    biases: WeightPart | None = None
     # Raises when the file is not what it was: reading a map beyond the end of its file ends the process.
     check: Callable[[], None] = _unchecked
 
@@ -37,7 +37,7 @@ class Part:
         own = self.format.row_bytes(self.shape[-1]) * int(np.prod(self.shape[:-1]))
         return own + sum(each.nbytes for each in (self.scales, self.biases) if each is not None)
 
-    def __getitem__(self, index: int | slice | NDArray[Any]) -> Part:
+    def __getitem__(self, index: int | slice | NDArray[Any]) -> WeightPart:
         """Some rows, in the order asked for; of a stack one matrix, or some of them. Nothing is copied."""
         scales, biases = (None if part is None else part[index] for part in (self.scales, self.biases))
         if len(self.shape) == 3:

@@ -31,7 +31,7 @@ HEARD = 30.0  # seconds of sound that the models are trained for
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class GemmaVisionSettings:
     """How pictures are prepared."""
 
     soft_tokens: int  # at most, of each
@@ -39,7 +39,7 @@ class Sight:
     levels: Tensor  # [3, 256]
 
     @classmethod
-    def read(cls, settings: ConfigReader, usual: int, side: int) -> Sight:
+    def read(cls, settings: ConfigReader, usual: int, side: int) -> GemmaVisionSettings:
         """From a processor's settings; `usual` soft tokens."""
         soft_tokens = settings.integer("max_soft_tokens", usual)
         if soft_tokens not in SOFT_TOKENS:
@@ -82,43 +82,43 @@ class GemmaMedia:
     def positions(self, tokens: int, stretches: Sequence[tuple[int, tuple[int, int]]]) -> None:
         """Media stand in a row with the text."""
 
-    def _sight(self, name: str, usual: int) -> Sight:
+    def _vision_settings(self, name: str, usual: int) -> GemmaVisionSettings:
         settings = processor_settings(self._checkpoint, name)
         vision = self._checkpoint.reader.part("vision_config")
         patch, pooled = vision.integer("patch_size", 16, high=64), vision.integer("pooling_kernel_size", 3, high=16)
         settings.only("patch_size", patch)
         settings.only("pooling_kernel_size", pooled)
-        return Sight.read(settings, usual, patch * pooled)
+        return GemmaVisionSettings.read(settings, usual, patch * pooled)
 
-    def _patches(self, image: Image, sight: Sight, part: MediaPart) -> tuple[Tensor, Tensor]:
-        height, width = size_within(image.height, image.width, sight.side, sight.soft_tokens)
+    def _patches(self, image: Image, vision: GemmaVisionSettings, part: MediaPart) -> tuple[Tensor, Tensor]:
+        height, width = size_within(image.height, image.width, vision.side, vision.soft_tokens)
         if max(height, width) > self._towers.places * self._towers.patch:
             raise ForerunError(f"{part.name} is too long for its height: cut it")
-        return raster_patches(pixel_values(image, height, width, sight.levels), self._towers.patch)
+        return raster_patches(pixel_values(image, height, width, vision.levels), self._towers.patch)
 
     def _image(self, part: MediaPart, limits: MediaLimits) -> Prepared:
-        sight = self._sight("image_processor", 280)
-        patches, positions = self._patches(read_image(part, limits), sight, part)
+        vision = self._vision_settings("image_processor", 280)
+        patches, positions = self._patches(read_image(part, limits), vision, part)
         tokens, ids = TokenList(), self._ids
-        rows = len(patches) * self._towers.patch**2 // sight.side**2
+        rows = len(patches) * self._towers.patch**2 // vision.side**2
         tokens.stretch([ids["boi_token_id"]], ids["image_token_id"], rows, [ids["eoi_token_id"]])
         return Prepared("image", tokens.tokens, tokens.stretches, (patches[None], positions[None]))
 
     def _film(self, part: MediaPart, limits: MediaLimits) -> Prepared:
         """A few frames, each with its minute and second before it."""
-        sight = self._sight("video_processor", 70)
+        vision = self._vision_settings("video_processor", 70)
         frames = processor_settings(self._checkpoint, "video_processor").integer("num_frames", 32, high=1024)
 
         def choose(total: int, rate: float) -> list[int]:  # noqa: ARG001
             count = min(frames, total)
             return [index * total // count for index in range(count)]
 
-        film = read_film(part, limits, choose, lambda image, _: self._patches(image, sight, part))
+        film = read_film(part, limits, choose, lambda image, _: self._patches(image, vision, part))
         tokens, ids = TokenList(), self._ids
         for number, (time, (patches, _)) in enumerate(zip(film.times, film.frames, strict=True)):
             stamp = f"{' ' if number else ''}{int(time // 60):02d}:{int(time % 60):02d} "
             before = [*self._tokenizer.encode(stamp, add_special_tokens=False), ids["boi_token_id"]]
-            rows = len(patches) * self._towers.patch**2 // sight.side**2
+            rows = len(patches) * self._towers.patch**2 // vision.side**2
             tokens.stretch(before, ids["video_token_id"], rows, [ids["eoi_token_id"]])
         inputs = tuple(torch.stack(each) for each in zip(*film.frames, strict=True))
         return Prepared("video", tokens.tokens, tokens.stretches, inputs)

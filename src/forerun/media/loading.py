@@ -13,7 +13,7 @@ from forerun.media.gemma4_towers import Gemma4Towers, UnifiedTowers
 from forerun.media.limits import MediaLimits
 from forerun.media.parts import Kind, MediaReader
 from forerun.media.qwen3_5 import QwenMedia
-from forerun.media.reader import Family, Reader
+from forerun.media.reader import Family, LocalMediaReader
 from forerun.media.towers import has_tensors, weight_bytes
 from forerun.weights.checkpoint import Checkpoint
 
@@ -37,7 +37,7 @@ def media_reader(
     if family is None:
         return None
     weights = media_weights(checkpoint, dtype)
-    return Reader(family, owner, device, limits or MediaLimits(), context, weight_bytes=weights)
+    return LocalMediaReader(family, owner, device, limits or MediaLimits(), context, weight_bytes=weights)
 
 
 def media_family(checkpoint: Checkpoint, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Family | None:

@@ -9,9 +9,9 @@ from forerun.errors import ForerunError
 from forerun.media.parts import Kind, MediaPart
 from forerun.media.sources import media_part
 from forerun.text.content import PLURALS, in_parts
+from forerun.text.messages import Message
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Message = Mapping[str, Any]
 
 
 def take_media(messages: Sequence[Message]) -> tuple[list[Message], list[MediaPart]]:

@@ -31,7 +31,7 @@ MOST_PIXELS = 1 << 28  # that settings may ask for
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PatchShape:
     """How the tower cuts pictures."""
 
     patch: int  # pixels of a side
@@ -45,7 +45,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class QwenVisionSettings:
     """How a processor prepares pictures or films."""
 
     least: int  # pixels, of all frames together
@@ -53,7 +53,7 @@ class Sight:
     levels: Tensor  # [3, 256]
 
     @classmethod
-    def read(cls, settings: ConfigReader, shape: Shape, least: int, most: int) -> Sight:
+    def read(cls, settings: ConfigReader, shape: PatchShape, least: int, most: int) -> QwenVisionSettings:
         """From a processor's settings, which must cut as the tower does; `least` and `most` are the usual ones."""
         for name, value in (("patch_size", shape.patch), ("merge_size", shape.merge)):
             settings.only(name, value)
@@ -80,9 +80,9 @@ class QwenMedia:
         }
 
     @property
-    def _shape(self) -> Shape:
+    def _shape(self) -> PatchShape:
         vision = self._checkpoint.reader.part("vision_config")
-        return Shape(
+        return PatchShape(
             vision.integer("patch_size", 16, high=64),
             vision.integer("spatial_merge_size", 2, high=16),
             vision.integer("temporal_patch_size", 2, high=16),
@@ -133,10 +133,12 @@ class QwenMedia:
 
     def _image(self, part: MediaPart, limits: MediaLimits) -> Prepared:
         shape = self._shape
-        sight = Sight.read(processor_settings(self._checkpoint, "image_processor"), shape, 1 << 16, 1 << 24)
+        vision = QwenVisionSettings.read(
+            processor_settings(self._checkpoint, "image_processor"), shape, 1 << 16, 1 << 24
+        )
         image = read_image(part, limits)
-        height, width = fitted(part, image, 1, 1, shape.side, sight)
-        pixels = pixel_values(image, height, width, sight.levels)
+        height, width = fitted(part, image, 1, 1, shape.side, vision)
+        pixels = pixel_values(image, height, width, vision.levels)
         patches = block_patches([pixels] * shape.together, shape)
         tokens = TokenList()
         grid = height // shape.side, width // shape.side
@@ -147,7 +149,7 @@ class QwenMedia:
     def _film(self, part: MediaPart, limits: MediaLimits) -> Prepared:
         """Frames two by two, each pair with its seconds before it, all inside the borders that the template wrote."""
         shape, settings = self._shape, processor_settings(self._checkpoint, "video_processor")
-        sight = Sight.read(settings, shape, 1 << 12, 25_165_824)
+        vision = QwenVisionSettings.read(settings, shape, 1 << 12, 25_165_824)
         settings.only("cap_pixels_per_frame", False)
         speed = settings.number("fps", 2.0, high=1000.0)
         few, many = settings.integer("min_frames", 4), settings.integer("max_frames", 768, high=4096)
@@ -158,8 +160,8 @@ class QwenMedia:
             return [round(index * step) for index in range(count)]
 
         def keep(image: Image, count: int) -> Tensor:
-            height, width = fitted(part, image, max(count, shape.together), shape.together, shape.side, sight)
-            return pixel_values(image, height, width, sight.levels)
+            height, width = fitted(part, image, max(count, shape.together), shape.together, shape.side, vision)
+            return pixel_values(image, height, width, vision.levels)
 
         film = read_film(part, limits, choose, keep)
         missing = -len(film.frames) % shape.together
@@ -177,8 +179,10 @@ class QwenMedia:
         return Prepared("video", tokens.tokens, tokens.stretches, inputs)
 
 
-def fitted(part: MediaPart, image: Image, frames: int, together: int, side: int, sight: Sight) -> tuple[int, int]:
-    """Height and width in multiples of `side`, with about as many pixels as `sight` wants in all frames."""
+def fitted(
+    part: MediaPart, image: Image, frames: int, together: int, side: int, vision: QwenVisionSettings
+) -> tuple[int, int]:
+    """Height and width in multiples of `side`, with about as many pixels as `vision` wants in all frames."""
     height, width = image.height, image.width
     if frames > 1 and min(height, width) < side:  # small films are made larger first
         scale = max(side / height, side / width)
@@ -187,16 +191,16 @@ def fitted(part: MediaPart, image: Image, frames: int, together: int, side: int,
         raise ForerunError(f"{part.name} is more than {NARROWEST} times as long as high, or as high as long: cut it")
     rounded = round(height / side) * side, round(width / side) * side
     pixels = round(frames / together) * together * rounded[0] * rounded[1]
-    if pixels > sight.most:
-        factor = math.sqrt(frames * height * width / sight.most)
+    if pixels > vision.most:
+        factor = math.sqrt(frames * height * width / vision.most)
         return max(side, math.floor(height / factor / side) * side), max(side, math.floor(width / factor / side) * side)
-    if pixels < sight.least:
-        factor = math.sqrt(sight.least / (frames * height * width))
+    if pixels < vision.least:
+        factor = math.sqrt(vision.least / (frames * height * width))
         return math.ceil(height * factor / side) * side, math.ceil(width * factor / side) * side
     return rounded
 
 
-def block_patches(frames: Sequence[Tensor], shape: Shape) -> Tensor:
+def block_patches(frames: Sequence[Tensor], shape: PatchShape) -> Tensor:
     """[n, 3 x frames x patch x patch] of frames [3, height, width]: those that become one row follow each other."""
     pixels = torch.stack(list(frames), dim=1)  # [3, frames, height, width]
     _, count, height, width = pixels.shape

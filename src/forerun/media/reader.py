@@ -56,7 +56,7 @@ class Family(Protocol):
         ...
 
 
-class Reader:
+class LocalMediaReader:
     """A `MediaReader`: decodes outside of the engine, and runs a tower on a GPU where nobody else is inside of it."""
 
     def __init__(

@@ -26,15 +26,15 @@ Writer = Callable[[Any, Pass, AllAngles, list[Any]], tuple[Any, list[Any]]]
 
 
 # Layers of pages that rows are stored in, and page groups of their pool; nowhere: rows have no place in a sequence.
-Place = tuple[list[LayerPages], int]
-NOWHERE: Place = ([], 0)
+LayerPlace = tuple[list[LayerPages], int]
+NOWHERE: LayerPlace = ([], 0)
 
 
 class RecordedCall:
     """One thing that is computed for the rows of a pass; a recording for each size."""
 
     def __init__(
-        self, kernels: CpuKernels, write: Writer, inputs: Sequence[int], rope: RopeTables, place: Place = NOWHERE
+        self, kernels: CpuKernels, write: Writer, inputs: Sequence[int], rope: RopeTables, place: LayerPlace = NOWHERE
     ) -> None:
         """`inputs`: columns of each."""
         self._kernels, self._write, self._inputs, self._rope, self._place = kernels, write, inputs, rope, place
@@ -118,7 +118,7 @@ def head_of(head: MtpHead, layers: list[LayerPages], groups: int) -> MtpHead | R
 class RecordedTarget:
     """Runs a decoder's passes."""
 
-    def __init__(self, decoder: Decoder, place: Place) -> None:
+    def __init__(self, decoder: Decoder, place: LayerPlace) -> None:
         assert isinstance(decoder.kernels, CpuKernels)
         self.decoder, self._place, self._kernels = decoder, place, decoder.kernels
         self._taps: tuple[int, ...] = ()
@@ -152,7 +152,7 @@ class RecordedTarget:
 class RecordedHead:
     """What a drafter asks of an MTP head, each a recording."""
 
-    def __init__(self, head: MtpHead, place: Place) -> None:
+    def __init__(self, head: MtpHead, place: LayerPlace) -> None:
         assert isinstance(head.kernels, CpuKernels)
         self._head, hidden = head, len(head.hidden_norm)
         kernels, rope = head.kernels, head.rope

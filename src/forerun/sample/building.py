@@ -8,7 +8,7 @@ from forerun.errors import ForerunError
 from forerun.sample.constraint import Constraint
 from forerun.sample.grammar import Grammar
 from forerun.sample.limits import Both, MinTokens
-from forerun.sample.thinking import Thinking, ThinkingMarks
+from forerun.sample.thinking import ThinkingConstraint, ThinkingMarks
 
 
 def build_constraint(
@@ -41,7 +41,7 @@ def build_constraint(
     may_think = bool(think_end_ids) and (thinking_open or bool(think_start_ids))
     if may_think and (grammar is not None or budget is not None):
         marks = ThinkingMarks(tuple(think_start_ids), tuple(think_end_ids), tuple(closing_ids), tuple(gap_ids))
-        found = Thinking(marks, vocab, opened=thinking_open, budget=budget, output=found, stop_ids=stop_ids)
+        found = ThinkingConstraint(marks, vocab, opened=thinking_open, budget=budget, output=found, stop_ids=stop_ids)
     if min_tokens and stop_ids:
         least = MinTokens(min_tokens, stop_ids, vocab)
         found = least if found is None else Both(found, least)

@@ -29,7 +29,7 @@ class Phase(Enum):
     ANSWER = "answer"
 
 
-class Place(NamedTuple):
+class ThinkingState(NamedTuple):
     """All that a constraint on thinking knows of the tokens so far: following drafts changes nothing."""
 
     phase: Phase  # after `forced`
@@ -38,7 +38,7 @@ class Place(NamedTuple):
     forced: tuple[int, ...] = ()  # that must come next
 
 
-class Thinking:
+class ThinkingConstraint:
     """A `Constraint` on the thinking of one answer, and on what follows it.
 
     After `budget` tokens of thinking the closing tokens must come. `output` is the constraint of the answer proper: it
@@ -63,103 +63,103 @@ class Thinking:
             self._while_thinking &= ~packed(stop_ids, vocab)
         # Where the output itself may begin like thinking, it does.
         self._may_start = bool(marks.start) and (output is None or not output.legal(marks.start[:1]))
-        self._place = self._open(0) if opened else Place(Phase.BEFORE if self._may_start else Phase.ANSWER)
+        self._state = self._open(0) if opened else ThinkingState(Phase.BEFORE if self._may_start else Phase.ANSWER)
 
-    def _open(self, spent: int, rest: tuple[int, ...] = ()) -> Place:
+    def _open(self, spent: int, rest: tuple[int, ...] = ()) -> ThinkingState:
         """Thinking begins after these tokens; it may end there too."""
         if self._budget is not None and spent >= self._budget:
-            return Place(Phase.ANSWER, 0, spent, rest + (self._marks.closing or self._marks.end))
-        return Place(Phase.THINKING, 0, spent, rest)
+            return ThinkingState(Phase.ANSWER, 0, spent, rest + (self._marks.closing or self._marks.end))
+        return ThinkingState(Phase.THINKING, 0, spent, rest)
 
-    def _next(self, place: Place, token: int) -> Place:
+    def _next(self, state: ThinkingState, token: int) -> ThinkingState:
         """After one more token, which is not one of the output's."""
         marks = self._marks
-        if place.forced:
-            return place._replace(forced=place.forced[1:])
-        if place.phase is Phase.THINKING:
-            matched, spent = advance(marks.end, place.matched, token), place.spent + 1
+        if state.forced:
+            return state._replace(forced=state.forced[1:])
+        if state.phase is Phase.THINKING:
+            matched, spent = advance(marks.end, state.matched, token), state.spent + 1
             gap = marks.gap if self._output is not None else ()
             if matched == len(marks.end):
-                return Place(Phase.ANSWER, 0, spent, gap)
+                return ThinkingState(Phase.ANSWER, 0, spent, gap)
             if spent != self._budget:
-                return Place(Phase.THINKING, matched, spent)
+                return ThinkingState(Phase.THINKING, matched, spent)
             closing = marks.end[matched:] + gap if matched else marks.closing or marks.end
-            return Place(Phase.ANSWER, 0, spent, closing)
+            return ThinkingState(Phase.ANSWER, 0, spent, closing)
         if self._output is not None:
             return self._open(0, marks.start[1:])
-        matched = advance(marks.start, place.matched, token)
-        return self._open(place.spent) if matched and matched == len(marks.start) else place._replace(matched=matched)
+        matched = advance(marks.start, state.matched, token)
+        return self._open(state.spent) if matched and matched == len(marks.start) else state._replace(matched=matched)
 
-    def _is_output(self, place: Place, token: int) -> bool:
+    def _is_output(self, state: ThinkingState, token: int) -> bool:
         """Does this token belong to the constrained output?"""
-        if self._output is None or place.forced or place.phase is Phase.THINKING:
+        if self._output is None or state.forced or state.phase is Phase.THINKING:
             return False
-        return place.phase is Phase.ANSWER or token != self._marks.start[0]
+        return state.phase is Phase.ANSWER or token != self._marks.start[0]
 
-    def _walk(self, drafts: Sequence[int]) -> list[Place]:
-        """The places before each draft that is no output, and the one after the last of them."""
-        places = [self._place]
+    def _walk(self, drafts: Sequence[int]) -> list[ThinkingState]:
+        """The states before each draft that is no output, and the one after the last of them."""
+        states = [self._state]
         for token in drafts:
-            if self._is_output(places[-1], token):
+            if self._is_output(states[-1], token):
                 break
-            places.append(self._next(places[-1], token))
-        return places
+            states.append(self._next(states[-1], token))
+        return states
 
-    def _mask(self, place: Place) -> Words | None:
+    def _mask(self, state: ThinkingState) -> Words | None:
         """What may come next, where that is not all the output's affair."""
-        if place.forced:
-            return packed(place.forced[:1], self._vocab)
-        if self._output is not None and place.phase is Phase.THINKING:
+        if state.forced:
+            return packed(state.forced[:1], self._vocab)
+        if self._output is not None and state.phase is Phase.THINKING:
             return self._while_thinking
         return None
 
     def legal(self, drafts: Sequence[int]) -> int:
         """See `Constraint`."""
-        places = self._walk(drafts)
-        for index, (place, token) in enumerate(zip(places, drafts, strict=False)):
-            mask = self._mask(place)
+        states = self._walk(drafts)
+        for index, (state, token) in enumerate(zip(states, drafts, strict=False)):
+            mask = self._mask(state)
             if mask is not None and not allows(mask, token):
                 return index
-        before = len(places) - 1
+        before = len(states) - 1
         return before if self._output is None or before == len(drafts) else before + self._output.legal(drafts[before:])
 
     def masks(self, drafts: Sequence[int]) -> Masks | None:
         """See `Constraint`."""
-        places = self._walk(drafts)
-        rows = [self._mask(place) for place in places]
+        states = self._walk(drafts)
+        rows = [self._mask(state) for state in states]
         if self._output is None:
             if all(row is None for row in rows):
                 return None
             whole = everything(1, self._vocab)[0]
             return np.stack([whole if row is None else row for row in rows])
         found = everything(len(drafts) + 1, self._vocab)
-        for index, (place, row) in enumerate(zip(places, rows, strict=True)):
+        for index, (state, row) in enumerate(zip(states, rows, strict=True)):
             if row is not None:
                 found[index] = row
             else:  # the output may begin here
-                inner = self._output.masks(drafts[index:] if index == len(places) - 1 else [])
+                inner = self._output.masks(drafts[index:] if index == len(states) - 1 else [])
                 if inner is not None:
                     found[index : index + len(inner)] = inner
-                if place.phase is Phase.BEFORE:
+                if state.phase is Phase.BEFORE:
                     found[index] |= packed(self._marks.start[:1], self._vocab)
         return found
 
     def forced(self, most: int) -> list[int]:
         """The marks, and the output's own behind them."""
-        tokens = list(self._place.forced[:most])
-        if self._place.phase is Phase.ANSWER and self._output is not None and len(tokens) < most:
+        tokens = list(self._state.forced[:most])
+        if self._state.phase is Phase.ANSWER and self._output is not None and len(tokens) < most:
             tokens += self._output.forced(most - len(tokens))
         return tokens
 
     def commit(self, token: int) -> None:
         """See `Constraint`."""
-        place = self._place
-        if self._is_output(place, token):
+        state = self._state
+        if self._is_output(state, token):
             assert self._output is not None
             self._output.commit(token)
-            self._place = Place(Phase.ANSWER)
+            self._state = ThinkingState(Phase.ANSWER)
         else:
-            self._place = self._next(place, token)
+            self._state = self._next(state, token)
 
 
 def advance(mark: tuple[int, ...], matched: int, token: int) -> int:

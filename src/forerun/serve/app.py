@@ -22,7 +22,7 @@ from forerun.serve.off_loop import OffLoop
 from forerun.serve.request_ids import RequestIds
 from forerun.serve.request_log import RequestLog
 from forerun.serve.routes import completions, generate, messages, models, page, responses, service, tokens
-from forerun.serve.security import Guard
+from forerun.serve.security import AccessControl
 from forerun.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def create_app(model_service: ModelService, settings: ServeSettings, metrics: Me
     app.add_middleware(CatchAll)
     app.add_middleware(LoadHeader, state=model_service.state)
     app.add_middleware(BodyLimit, limit=settings.max_body)
-    app.add_middleware(Guard, settings=settings, open_paths=(*OPEN_PATHS, *files))
+    app.add_middleware(AccessControl, settings=settings, open_paths=(*OPEN_PATHS, *files))
     app.add_middleware(RequestLog)
     app.add_middleware(RequestIds)
     if metrics is not None:

@@ -41,7 +41,7 @@ class OutputFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ThinkingWish:
     """Whether the model thinks first, and for how many tokens at most. None: as its template and it like."""
 
     enabled: bool | None = None
@@ -109,7 +109,7 @@ class ChatJob:
     wish: GenerationWish = field(default_factory=GenerationWish)
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
-    thinking: Thinking = field(default_factory=Thinking)
+    thinking: ThinkingWish = field(default_factory=ThinkingWish)
     template_options: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs, checked
     continue_last: bool = False  # the last message is the assistant's own beginning: no new turn
     new_turn: bool = True  # the prompt ends with the beginning of the assistant's turn

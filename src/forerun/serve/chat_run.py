@@ -22,7 +22,7 @@ from forerun.serve.request_log import note_answer
 from forerun.serve.statistics import statistics
 
 
-class Run:
+class EngineChatRun:
     """A `ChatRun` over the engine's answers."""
 
     def __init__(
@@ -106,7 +106,7 @@ async def start_run(
     prompts: Sequence[PromptToRun],
     param: str,
     warnings: Sequence[str] = (),
-) -> Run:
+) -> EngineChatRun:
     """Queue all choices of all prompts, or none; `param`: the field that the prompts came in."""
     silent = wish.max_tokens == 0  # the engine says one token at least, and nobody hears it
     wish = replace(wish, max_tokens=1, min_tokens=0) if silent else wish
@@ -121,7 +121,7 @@ async def start_run(
     prover = None
     if plain:
         prover = Prover(models.engine, models.name, model.token_bytes, [one for _, one in work], plain)
-    run = Run(models.name, sum(len(prompt.ids) for prompt in prompts), choices, warnings, prover, wish.n)
+    run = EngineChatRun(models.name, sum(len(prompt.ids) for prompt in prompts), choices, warnings, prover, wish.n)
     note_answer(run)
     return run
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 from forerun.errors import ForerunError
 from forerun.media.parts import MediaPrompt
 from forerun.sample.constraint import Constraint
-from forerun.serve.chat_job import ChatJob, Thinking, Tool
-from forerun.serve.chat_run import Run, start_run
+from forerun.serve.chat_job import ChatJob, ThinkingWish, Tool
+from forerun.serve.chat_run import EngineChatRun, start_run
 from forerun.serve.constraining import callable_tools, chat_constraints, chat_grammar, check_tools, is_free
 from forerun.serve.effort import Effort, thinking_for
 from forerun.serve.errors import bad_request, try_later
@@ -37,7 +37,7 @@ class ChatPipeline:
         self._media = MediaReading(settings)
         self._thinking = thinking_for(DEFAULTS.get(settings.reasoning, cast(Effort, settings.reasoning)))
 
-    async def start(self, job: ChatJob) -> Run:
+    async def start(self, job: ChatJob) -> EngineChatRun:
         """Queue a chat."""
         model = self._models.loaded()
         check_limits(job.wish, self._settings)
@@ -60,7 +60,7 @@ class ChatPipeline:
 
     def _with_defaults(self, job: ChatJob) -> ChatJob:
         """With the server's word on thinking, where the request says nothing about it."""
-        return job if job.thinking != Thinking() else replace(job, thinking=self._thinking)
+        return job if job.thinking != ThinkingWish() else replace(job, thinking=self._thinking)
 
     async def _constraints(self, model: LoadedModel, job: ChatJob, prompt: ChatPrompt) -> Sequence[Constraint | None]:
         if is_free(job):

@@ -21,7 +21,7 @@ Saying = tuple[Piece, list[str], list[TokenInfo]]  # of neighbouring pieces: the
 
 
 @dataclass(slots=True)
-class Progress:
+class AnswerProgress:
     """How far an answer has come."""
 
     tokens: int = 0
@@ -70,7 +70,7 @@ class Choice:
         self._silent: list[TokenInfo] = []  # tokens since the last piece
         self.reasoning_tokens = 0
         self.ended: Ended | None = None
-        self.progress, self.finish = Progress(), ""
+        self.progress, self.finish = AnswerProgress(), ""
 
     async def events(self) -> AsyncGenerator[PromptProgress | Delta | Finished, None]:
         """What it says, and that it is over."""

@@ -9,7 +9,7 @@ from forerun.media.reading import check_no_places
 from forerun.sample.grammar import Grammar
 from forerun.serve.chat_events import TokenInfo
 from forerun.serve.chat_job import GenerationWish
-from forerun.serve.chat_run import Run, start_run
+from forerun.serve.chat_run import EngineChatRun, start_run
 from forerun.serve.choice import likeliest
 from forerun.serve.constraining import output_grammar, text_constraints
 from forerun.serve.errors import bad_request
@@ -20,14 +20,14 @@ from forerun.serve.settings import ServeSettings
 from forerun.text.chat import encode_prompt
 from forerun.text.fim import encode_fim
 
-Prompt = str | Sequence[int]
+CompletionPrompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionJob:
     """Texts or token ids to go on with."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[CompletionPrompt]
     suffix: str | None = None  # what comes after the gap to be filled
     echo: bool = False
     wish: GenerationWish
@@ -37,7 +37,7 @@ class CompletionJob:
 class CompletionRun:
     """Choices in the order of the prompts, `n` of each; what the prompts say, for echo."""
 
-    run: Run
+    run: EngineChatRun
     prompts: Sequence[PromptToRun]
     model: LoadedModel
 
@@ -85,7 +85,7 @@ class CompletionPipeline:
         return CompletionRun(await start_run(self._models, model, job.wish, prompts, "prompt"), prompts, model)
 
 
-def _encode(model: LoadedModel, prompt: Prompt, job: CompletionJob, grammar: Grammar | None) -> PromptToRun:
+def _encode(model: LoadedModel, prompt: CompletionPrompt, job: CompletionJob, grammar: Grammar | None) -> PromptToRun:
     if isinstance(prompt, str):
         check_characters(model, len(prompt) + len(job.suffix or ""), "prompt")
     if job.suffix is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from forerun.serve.chat_job import Thinking
+from forerun.serve.chat_job import ThinkingWish
 from forerun.serve.errors import bad_request
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -20,16 +20,16 @@ BUDGETS: dict[Effort, int | None] = {
 }
 
 
-def thinking_for(effort: Effort | None) -> Thinking:
+def thinking_for(effort: Effort | None) -> ThinkingWish:
     """None: as the model's template does it."""
     if effort is None:
-        return Thinking()
-    return Thinking(enabled=False) if effort == "none" else Thinking(enabled=True, budget=BUDGETS[effort])
+        return ThinkingWish()
+    return ThinkingWish(enabled=False) if effort == "none" else ThinkingWish(enabled=True, budget=BUDGETS[effort])
 
 
-def switched(thinking: Thinking, options: dict[str, Any]) -> Thinking:
+def switched(thinking: ThinkingWish, options: dict[str, Any]) -> ThinkingWish:
     """With what `enable_thinking` says: it has its own place in a job, and is taken out of the template's options."""
     enabled = options.pop("enable_thinking", thinking.enabled)
     if not isinstance(enabled, bool | None):
         raise bad_request("'enable_thinking' must be true or false.", "chat_template_kwargs")
-    return Thinking(enabled, thinking.budget)
+    return ThinkingWish(enabled, thinking.budget)

@@ -26,7 +26,7 @@ from forerun.serve.generation import too_long
 from forerun.serve.local_answer import LocalAnswer
 from forerun.serve.readings import Readings
 from forerun.serve.settings import ServeSettings
-from forerun.serve.tally import Tally, Times, Totals
+from forerun.serve.tally import AnswerTotals, Tally, Times
 
 log = logging.getLogger("forerun")
 LONGEST_WAIT = 60  # seconds that a client is told to wait, at most
@@ -174,7 +174,7 @@ class LocalEngine:
             pages=0 if engine is None else engine.pool.count,
         )
 
-    def totals(self) -> Totals:
+    def totals(self) -> AnswerTotals:
         """Of all answers since the start."""
         return self.tally.totals({} if self._room is None else self._room.answers)
 

@@ -12,11 +12,11 @@ from prometheus_client.registry import Collector
 from forerun.serve.histogram import HISTOGRAMS, Snapshot
 from forerun.serve.readings import Readings
 from forerun.serve.settings import METRICS_NAMES
-from forerun.serve.tally import Totals
+from forerun.serve.tally import AnswerTotals
 
 LABELS = ("model_name",)
 
-COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
+COUNTERS: dict[str, tuple[str, Callable[[AnswerTotals], float]]] = {
     "prompt_tokens": ("Prompt tokens read.", lambda t: t.prompt_tokens),
     "prefix_cache_queries": ("Prompt tokens that were looked up in the cache.", lambda t: t.queried),
     "prefix_cache_hits": ("Prompt tokens that the cache had.", lambda t: t.cached),

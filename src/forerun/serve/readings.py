@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from forerun.serve.engine_client import EngineState
 from forerun.serve.histogram import HISTOGRAMS, Histogram, Snapshot
-from forerun.serve.tally import Totals
+from forerun.serve.tally import AnswerTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Readings:
     """How it is, and what it did since it started."""
 
     state: EngineState
-    totals: Totals = field(default_factory=Totals)
+    totals: AnswerTotals = field(default_factory=AnswerTotals)
     histograms: Mapping[str, Snapshot] = field(default_factory=lambda: nothing_yet())
     reasons: Mapping[str, int] = field(default_factory=dict)  # requests by how they ended
     preemptions: int = 0
@@ -32,7 +32,7 @@ def nothing_yet() -> dict[str, Snapshot]:
 def together(readings: Sequence[Readings]) -> Readings:
     """Of several engines as if they were one."""
     assert readings, "nothing to add up"
-    totals, reasons = Totals(), Counter[str]()
+    totals, reasons = AnswerTotals(), Counter[str]()
     for one in readings:
         totals.merge(one.totals)
         reasons.update(one.reasons)

@@ -30,7 +30,7 @@ class Figures(Protocol):
 
 
 @dataclass(slots=True)
-class Record:
+class ServedRequest:
     """A request being served."""
 
     id: str
@@ -39,20 +39,20 @@ class Record:
     answer: Figures | None = None  # where one was begun
 
 
-CURRENT: ContextVar[Record | None] = ContextVar("request", default=None)
+CURRENT: ContextVar[ServedRequest | None] = ContextVar("request", default=None)
 
 
 def current_id() -> str:
     """Of the request that this is done for; empty where it is for none."""
-    record = CURRENT.get()
-    return "" if record is None else record.id
+    request = CURRENT.get()
+    return "" if request is None else request.id
 
 
 def note_answer(answer: Figures) -> None:
     """The request that is being served is answered by this."""
-    record = CURRENT.get()
-    if record is not None:
-        record.answer = answer
+    request = CURRENT.get()
+    if request is not None:
+        request.answer = answer
 
 
 class RequestLog:
@@ -65,22 +65,22 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = Record(request_id(scope))
-        CURRENT.set(record)  # for the rest of this request's task: what uvicorn says of a failure has the id, too
+        request = ServedRequest(request_id(scope))
+        CURRENT.set(request)  # for the rest of this request's task: what uvicorn says of a failure has the id, too
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
+                request.status = message["status"]
             await send(message)
 
         try:
             await self._app(scope, receive, watched)
         finally:
-            _tell(scope, record)
+            _tell(scope, request)
 
 
-def _tell(scope: Scope, record: Record) -> None:
-    status, route = LEFT if record.status is None else record.status, _route(scope)
+def _tell(scope: Scope, request: ServedRequest) -> None:
+    status, route = LEFT if request.status is None else request.status, _route(scope)
     level = logging.DEBUG if route in ROUTINE and status < 400 else logging.INFO
     if not log.isEnabledFor(level):
         return
@@ -89,8 +89,8 @@ def _tell(scope: Scope, record: Record) -> None:
         "client": client[0] if client else None,
         "route": f"{scope['method']} {route}",
         "status": status,
-        "seconds": time.perf_counter() - record.began,
-        **({} if record.answer is None else record.answer.figures(record.began)),
+        "seconds": time.perf_counter() - request.began,
+        **({} if request.answer is None else request.answer.figures(request.began)),
     }
     facts = {name: round(value, 3) if isinstance(value, float) else value for name, value in facts.items()}
     log.log(level, "%s", " ".join(map(_word, facts.items())), extra={"facts": facts})

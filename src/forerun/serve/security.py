@@ -26,7 +26,7 @@ HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:@/\[\]]+))(?::[0
 EXPOSED = "X-Request-Id, X-Forerun-Warning, Retry-After"
 
 
-class Guard:
+class AccessControl:
     """ASGI middleware. `open_paths` need no key: the health check and the page's own files, by their exact names."""
 
     def __init__(self, app: ASGIApp, settings: ServeSettings, open_paths: Collection[str]) -> None:

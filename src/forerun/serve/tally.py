@@ -64,7 +64,7 @@ class UnderWay(Protocol):
 
 
 @dataclass(slots=True)
-class Totals:
+class AnswerTotals:
     """Sums over answers: those that have ended and those under way."""
 
     rounds: int = 0
@@ -99,7 +99,7 @@ class Totals:
         if len(sequence.tokens) > sequence.prompt_length:
             self.prompt_tokens += sequence.prompt_length
 
-    def merge(self, other: Totals) -> None:
+    def merge(self, other: AnswerTotals) -> None:
         """Those of another engine."""
         self.rounds += other.rounds
         self.drafts += other.drafts
@@ -114,7 +114,7 @@ class Totals:
         self.cached += other.cached
         self.generated += other.generated
 
-    def copy(self) -> Totals:
+    def copy(self) -> AnswerTotals:
         """For adding those under way."""
         return replace(self, arms=self.arms.copy(), accepted_at=self.accepted_at.copy())
 
@@ -140,7 +140,7 @@ class Tally:
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
         self.between_tokens = self.histograms["inter_token_latency_seconds"]
         self.per_round = self.histograms["iteration_tokens_total"]
-        self._ended = Totals()
+        self._ended = AnswerTotals()
         self._lock = threading.Lock()  # an answer that ends is counted at every moment, and once
 
     def round(self, round: Bin) -> None:
@@ -175,7 +175,7 @@ class Tally:
             if generated > 1:
                 add["request_time_per_output_token_seconds"]((times.latest - times.first) / (generated - 1))
 
-    def totals(self, answers: Mapping[int, UnderWay]) -> Totals:
+    def totals(self, answers: Mapping[int, UnderWay]) -> AnswerTotals:
         """Of all answers there ever were."""
         with self._lock:
             found = self._ended.copy()

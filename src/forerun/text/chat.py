@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunError
 from forerun.text.content import PLURALS, media_in, text_of
-from forerun.text.guarded import Guard, check_unicode, control_texts, map_strings, strings_in
+from forerun.text.guarded import ControlTokenGuard, check_unicode, control_texts, map_strings, strings_in
 from forerun.text.habits import REASONING_NAMES, Habits, Messages, adapt, habits_of
-from forerun.text.messages import check_messages
+from forerun.text.messages import Message, check_messages
 from forerun.text.template import SECONDS, ChatTemplate, check_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, Any]
 # How thinking begins and ends, in the families that think.
 THINK_MARKS = {
     "think": ("<think>", "</think>"),
@@ -70,7 +69,7 @@ def encode_chat(
     _check_places(messages, habits)
     adapted, listed = adapt(messages, tools, habits)
     given += [*strings_in(adapted), *strings_in(listed)]  # parts of a text may have become one
-    guard = Guard(control_texts(tokenizer, template.source), given, template.source)
+    guard = ControlTokenGuard(control_texts(tokenizer, template.source), given, template.source)
     masked = [_masked(message, guard) for message in adapted]
     values = {name: map_strings(value, guard.mask) for name, value in options.items()}
     rendered = _render(template, masked, map_strings(listed, guard.mask), values, continue_last, new_turn, seconds)
@@ -99,7 +98,7 @@ def _check_places(messages: Sequence[Message], habits: Habits) -> None:
             raise ForerunError(f"the chat template of this model has no place for {PLURALS[kind]}")
 
 
-def _masked(message: dict[str, Any], guard: Guard) -> dict[str, Any]:
+def _masked(message: dict[str, Any], guard: ControlTokenGuard) -> dict[str, Any]:
     masked: dict[str, Any] = {key: map_strings(value, guard.mask) for key, value in message.items() if key != "role"}
     if message["role"] == "assistant":
         # Its own thinking may still be in its text; templates look for these marks to leave it out.

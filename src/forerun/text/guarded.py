@@ -61,7 +61,7 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-class Guard:
+class ControlTokenGuard:
     """Masks the control tokens in users' texts before rendering, and undoes it when the prompt is encoded."""
 
     def __init__(self, controls: Sequence[str], texts: Iterable[str], template: str) -> None:

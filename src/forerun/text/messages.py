@@ -8,11 +8,12 @@ from typing import Any
 from forerun.errors import ForerunError
 from forerun.text.content import MEDIA_KINDS, PLURALS
 
+Message = Mapping[str, Any]  # role and content: text, or a list of text parts and media
 ROLES = ("system", "user", "assistant", "tool", "developer")
 _KEYS = frozenset({"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"})
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+def check_messages(messages: Sequence[Message]) -> None:
     """Refuses what a template could misread."""
     if not messages:
         raise ForerunError("there are no messages; give at least one")

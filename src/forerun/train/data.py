@@ -12,15 +12,15 @@ from pathlib import Path
 import torch
 
 from forerun.progress import Progress
-from forerun.train.encode import Encoder, check_some
-from forerun.train.generate import Answer, answer_all
+from forerun.train.encode import PromptEncoder, check_some
+from forerun.train.generate import AnsweredPrompt, answer_all
 from forerun.train.prompts.files import read_prompts
 from forerun.train.prompts.mixture import built_in_prompts, next_turns, read_corpus
 from forerun.train.prompts.overlap import Overlap
-from forerun.train.prompts.prompt import Prompt, text_of
+from forerun.train.prompts.prompt import TrainingPrompt, text_of
 from forerun.train.prompts.survey import nearly, survey
 from forerun.train.settings import Settings
-from forerun.train.target import Target
+from forerun.train.target import FrozenTarget
 from forerun.weights.folder import save_tensors
 
 SELF_WRITTEN = 0.25  # of the first turns
@@ -35,8 +35,8 @@ class Writer:
 
     def __init__(
         self,
-        target: Target,
-        encoder: Encoder,
+        target: FrozenTarget,
+        encoder: PromptEncoder,
         ends: frozenset[int],
         settings: Settings,
         overlap: Overlap,
@@ -47,7 +47,7 @@ class Writer:
         self.overlap, self.progress, self.log = overlap, progress, log
         self.chance = random.Random(settings.seed)
         self.sources: Counter[str] = Counter()  # what went into the data, for the model card
-        self.answers: list[Answer] = []
+        self.answers: list[AnsweredPrompt] = []
         self.tokens = 0
         self._asked: set[str] = set()
         self._said: set[tuple[int, ...]] = set()
@@ -66,7 +66,7 @@ class Writer:
         self.sources[f"prompts given by the user ({names})"] += len(usable)
         deadline = began + (1 - USER_SECOND_TURNS) * seconds
         limit = int((1 - USER_SECOND_TURNS) * token_limit)
-        talks: list[tuple[Prompt, list[int]]] = []
+        talks: list[tuple[TrainingPrompt, list[int]]] = []
         for turn in range(rounds):
             heat = None if rounds == 1 else [0.0, 0.7, 0.8, 1.0][turn]
             talks += self._answer(usable[: self.settings.prompts], deadline, heat, limit)
@@ -93,16 +93,18 @@ class Writer:
         more = self._second_turns(talks, self.settings.prompts - first)
         self._answer(more, began + seconds, None, token_limit)
 
-    def _second_turns(self, talks: Sequence[tuple[Prompt, list[int]]], most: int) -> list[tuple[Prompt, list[int]]]:
+    def _second_turns(
+        self, talks: Sequence[tuple[TrainingPrompt, list[int]]], most: int
+    ) -> list[tuple[TrainingPrompt, list[int]]]:
         """Conversations that go on, and tasks over what the model said."""
         said = ((prompt, self.encoder.decode(answer).strip()) for prompt, answer in talks)
         usable = self._usable(list(itertools.islice(next_turns(said, self.settings.seed), most)))
         self.sources["second turns, and tasks over the model's own texts"] += len(usable)
         return usable
 
-    def _usable(self, prompts: Sequence[Prompt], told: bool = False) -> list[tuple[Prompt, list[int]]]:
+    def _usable(self, prompts: Sequence[TrainingPrompt], told: bool = False) -> list[tuple[TrainingPrompt, list[int]]]:
         """New prompts of a fitting length that are not in the evaluation; `told`: the log says how wide they are."""
-        fresh: list[Prompt] = []
+        fresh: list[TrainingPrompt] = []
         repeated = evaluated = 0
         for prompt in prompts:
             key = nearly(prompt)
@@ -121,14 +123,14 @@ class Writer:
                 self.log(line)
         return [(prompt, ids) for prompt, ids in encoded if len(ids) <= most]
 
-    def _self_written(self, count: int, seconds: float) -> list[Prompt]:
+    def _self_written(self, count: int, seconds: float) -> list[TrainingPrompt]:
         """User turns sampled from the model."""
         start = self.encoder.user_turn()
         if start is None or count == 0:
             return []
         heats = [self.chance.choice((0.8, 0.9, 1.0, 1.0)) for _ in range(count)]
         deadline = time.monotonic() + seconds
-        found: list[Prompt] = []
+        found: list[TrainingPrompt] = []
         with self.progress.task("writing prompts", count) as task:
             written = answer_all(
                 self.target, [start] * count, heats, self.ends, batch=self.settings.generate_batch, deadline=deadline,
@@ -144,15 +146,15 @@ class Writer:
 
     def _answer(
         self,
-        prompts: Sequence[tuple[Prompt, list[int]]],
+        prompts: Sequence[tuple[TrainingPrompt, list[int]]],
         deadline: float,
         heat: float | None,
         token_limit: int,
-    ) -> list[tuple[Prompt, list[int]]]:
+    ) -> list[tuple[TrainingPrompt, list[int]]]:
         """Answer prompts until the deadline; new answers are kept and returned."""
         by_ids = {tuple(ids): prompt for prompt, ids in prompts}
         heats = [self._temperature() if heat is None else heat for _ in prompts]
-        talks: list[tuple[Prompt, list[int]]] = []
+        talks: list[tuple[TrainingPrompt, list[int]]] = []
         began, seen, loops = time.monotonic(), 0, 0
         with self.progress.task("writing answers", len(prompts)) as task:
             written = answer_all(
@@ -170,7 +172,7 @@ class Writer:
         self.log(f"{len(talks)} of {seen} answers kept, {loops} loops cut, {self.tokens} tokens in all, {spent:.0f} s")
         return talks
 
-    def _keep(self, answer: Answer) -> bool:
+    def _keep(self, answer: AnsweredPrompt) -> bool:
         key = tuple(answer.answer[:64])
         if len(answer.answer) < SHORTEST_ANSWER or (key in self._said and len(key) > 8):
             return False
@@ -187,7 +189,7 @@ class Writer:
         return 0.7 if sampled < 0.76 else 0.8 if sampled < 0.88 else 1.0
 
 
-def save_answers(file: Path, answers: Iterable[Answer]) -> None:
+def save_answers(file: Path, answers: Iterable[AnsweredPrompt]) -> None:
     """All answers in one file of plain tensors."""
     answers = list(answers)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +202,7 @@ def save_answers(file: Path, answers: Iterable[Answer]) -> None:
     save_tensors(tensors, file)
 
 
-def load_answers(file: Path) -> list[Answer]:
+def load_answers(file: Path) -> list[AnsweredPrompt]:
     """What `save_answers` wrote."""
     from safetensors.torch import load_file
 
@@ -210,6 +212,6 @@ def load_answers(file: Path) -> list[Answer]:
     sizes = zip(held["prompts"].tolist(), held["answers"].tolist(), held["heats"].tolist(), strict=True)
     for prompt, answer, heat in sizes:
         middle, end = at + prompt, at + prompt + answer
-        found.append(Answer(tokens[at:middle], tokens[middle:end], heat, False))
+        found.append(AnsweredPrompt(tokens[at:middle], tokens[middle:end], heat, False))
         at = end
     return found

@@ -7,13 +7,13 @@ from typing import Any
 
 from forerun.errors import ForerunError
 from forerun.text.chat import chat_template
-from forerun.train.prompts.prompt import Prompt
+from forerun.train.prompts.prompt import TrainingPrompt
 
 MARK = "\ue123"  # a private-use character stands for the user's text
 PROBE = " Is this\n\n a *test*, or not? "
 
 
-class Encoder:
+class PromptEncoder:
     """Encodes as `forerun generate` does; a plain user message skips the template engine where that changes nothing."""
 
     def __init__(self, tokenizer: Any, vocab: int) -> None:
@@ -36,7 +36,7 @@ class Encoder:
         same = before + PROBE + after == probed
         return (before, after) if found and MARK not in after and same else None
 
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int] | None]:
+    def encode_all(self, prompts: Sequence[TrainingPrompt]) -> list[list[int] | None]:
         """Ids of every prompt; None where it cannot be one.
 
         It may have control tokens in its text, or tokens that the model lacks, or be refused by the template.
@@ -49,7 +49,7 @@ class Encoder:
         found = [next(ids) if text is not None else None for text in texts]
         return [each if each and max(each) < self.vocab else None for each in found]
 
-    def _rendered(self, prompt: Prompt) -> str | None:
+    def _rendered(self, prompt: TrainingPrompt) -> str | None:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if any(control in message["content"] for message in messages for control in self._controls):
             return None

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from forerun.train.loops import is_looping, loop_starts
-from forerun.train.target import StaticCache, Target
+from forerun.train.target import FrozenTarget, StaticCache
 
 LOOK_IN = 32  # tokens between two looks at what has ended
 ALIGN = 64  # key lengths grow in these steps, so that kernels see few shapes
@@ -23,7 +23,7 @@ CPU_BYTES = 4 << 30
 
 
 @dataclass(slots=True)
-class Answer:
+class AnsweredPrompt:
     """A prompt and what the model said, both as ids."""
 
     prompt: list[int]
@@ -36,7 +36,7 @@ Noise = Callable[[int, int], Tensor]  # (index of the answer's token, rows) -> G
 
 
 def answer_all(
-    target: Target,
+    target: FrozenTarget,
     prompts: Sequence[list[int]],
     temperatures: Sequence[float],
     ends: frozenset[int],
@@ -45,7 +45,7 @@ def answer_all(
     batch: int | None = None,
     deadline: float = math.inf,
     on_batch: Callable[[int], None] = lambda _: None,
-) -> Iterator[Answer]:
+) -> Iterator[AnsweredPrompt]:
     """Answers, in another order than the prompts'. Past the deadline no new batch begins, except the first."""
     for number, group in enumerate(_batches(target, prompts, tokens, batch)):
         if number and time.monotonic() > deadline:
@@ -53,11 +53,11 @@ def answer_all(
         heats = [temperatures[index] for index in group]
         written = write(target, [prompts[index] for index in group], heats, ends, tokens=tokens)
         for index, heat, (said, looped) in zip(group, heats, written, strict=True):
-            yield Answer(prompts[index], said, heat, looped)
+            yield AnsweredPrompt(prompts[index], said, heat, looped)
         on_batch(len(group))
 
 
-def _batches(target: Target, prompts: Sequence[list[int]], tokens: int, batch: int | None) -> Iterator[list[int]]:
+def _batches(target: FrozenTarget, prompts: Sequence[list[int]], tokens: int, batch: int | None) -> Iterator[list[int]]:
     """Prompts of like length together, inside stretches of a few batches, so that any beginning is a fair sample."""
     size = batch or (2048 if target.device.type == "cuda" else 16)
     for start in range(0, len(prompts), 4 * size):
@@ -84,7 +84,7 @@ def share_of_memory(device: torch.device, share: float) -> int:
 
 @torch.inference_mode()
 def write(
-    target: Target,
+    target: FrozenTarget,
     prompts: Sequence[list[int]],
     temperatures: Sequence[float],
     ends: frozenset[int],
@@ -136,7 +136,7 @@ def padded(rows: Sequence[list[int]], filling: int = 0) -> Tensor:
     return pad_sequence(tensors, batch_first=True, padding_value=filling)
 
 
-def _prefill(target: Target, tokens: Tensor, lengths: Tensor, cache: StaticCache) -> Tensor:
+def _prefill(target: FrozenTarget, tokens: Tensor, lengths: Tensor, cache: StaticCache) -> Tensor:
     """Logits after each prompt; a few sequences at a time, since a whole batch of activations is large."""
     rows, longest = tokens.shape
     at_once = max(1, 131072 // longest)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.train.chain import fused_chain
-from forerun.train.target import Target, rotate
+from forerun.train.target import FrozenTarget, rotate
 
 LAYER = "mtp.layers.0."
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -33,7 +33,11 @@ class Head:
     """Weights under the names they are saved with, in float32; computes in the dtype of its inputs."""
 
     def __init__(
-        self, target: Target, taps: tuple[int, ...], intermediate: int | None = None, attention: Attention = fused_chain
+        self,
+        target: FrozenTarget,
+        taps: tuple[int, ...],
+        intermediate: int | None = None,
+        attention: Attention = fused_chain,
     ) -> None:
         self.target, self.taps, self.attention = target, taps, attention
         self.config = target.config
@@ -64,7 +68,7 @@ class Head:
         hidden = self.config.hidden
         identity = torch.eye(hidden)
         new: dict[str, Tensor] = {}
-        for name, tensor in self.target.blocks[-1].weights.items():
+        for name, tensor in self.target.layers[-1].weights.items():
             new[LAYER + name] = self.widened(LAYER + name, tensor.float().cpu(), generator)
         final = self.target.norm.float().cpu()
         new["mtp.norm.weight"] = final

@@ -33,7 +33,7 @@ DEPTH = 4  # drafts per round, for the tokens per round that are watched
 
 
 @dataclass(slots=True)
-class Record:
+class TrainingRecord:
     """How training went."""
 
     steps: int = 0
@@ -79,9 +79,11 @@ class Trainer:
         every = np.random.default_rng(settings.seed).permutation(len(store.lengths))
         held = min(HELD_OUT_MOST, max(int(HELD_OUT * len(every)), len(every) >= 8))
         self.held, self.usable = every[:held], every[held:]
-        self.record = Record()
+        self.record = TrainingRecord()
 
-    def run(self, seconds: float, checkpoint: Path, progress: Progress, stop_after: int | None = None) -> Record:
+    def run(
+        self, seconds: float, checkpoint: Path, progress: Progress, stop_after: int | None = None
+    ) -> TrainingRecord:
         """Train until the steps are done or so many seconds from now are over.
 
         `stop_after`: leave after so many steps, as an interruption would. Ctrl-C ends a step and leaves a checkpoint.
@@ -275,7 +277,7 @@ class Trainer:
         self.began_with = state["began_with"]
         for optimiser, held in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(held)
-        self.record = Record(*state["record"])
+        self.record = TrainingRecord(*state["record"])
         self.log(f"going on from step {self.record.steps}")
 
 

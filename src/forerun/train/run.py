@@ -22,11 +22,11 @@ from forerun.text.chat import encode_prompt
 from forerun.train.card import model_card
 from forerun.train.chain import fused_chain, fused_works, plain_chain
 from forerun.train.data import Writer
-from forerun.train.encode import Encoder
+from forerun.train.encode import PromptEncoder
 from forerun.train.figures import Asked, measure, rate_with_ids
-from forerun.train.generate import Answer, share_of_memory
+from forerun.train.generate import AnsweredPrompt, share_of_memory
 from forerun.train.head import Head
-from forerun.train.loop import Record, Trainer
+from forerun.train.loop import Trainer, TrainingRecord
 from forerun.train.prompts.documents import folder_paragraphs
 from forerun.train.prompts.overlap import Overlap
 from forerun.train.prompts.prompt import text_of
@@ -35,7 +35,7 @@ from forerun.train.save import round_as_saved, save_head
 from forerun.train.settings import Settings, default_taps
 from forerun.train.start import Start, load_start
 from forerun.train.store import FeatureStore
-from forerun.train.target import Target, load_target
+from forerun.train.target import FrozenTarget, load_target
 from forerun.train.vocabulary import token_frequency, vocabulary_order
 from forerun.train.work import CHECKPOINT, check_recipe, keep_answers, kept_answers, make_folders
 from forerun.weights.find import find
@@ -93,7 +93,7 @@ def train_head(
     target = load_target(folder, where)
     start = load_start(target, settings, log)
     tokenizer = load_tokenizer(folder)
-    encoder, ends = Encoder(tokenizer, target.config.vocab), stop_token_ids(folder, tokenizer)
+    encoder, ends = PromptEncoder(tokenizer, target.config.vocab), stop_token_ids(folder, tokenizer)
     questions = read_evaluation(evaluation)
     asked = _askable(questions, encoder, target.config.context - settings.evaluation_tokens, log)
     log(f"loaded {folder.name} on {where}, {clock.spent:.0f} s")
@@ -156,7 +156,7 @@ def pick_device(name: str) -> torch.device:
     return named_device(name, ("cpu", "cuda"))
 
 
-def _attention(target: Target, log: Callable[[str], None]) -> Any:
+def _attention(target: FrozenTarget, log: Callable[[str], None]) -> Any:
     """The fused attention where it is right, else the plain one."""
     layout = target.config.layout
     wrong = fused_works(layout.heads, layout.size, target.device, target.dtype)
@@ -166,7 +166,7 @@ def _attention(target: Target, log: Callable[[str], None]) -> Any:
     return fused_chain
 
 
-def _new_head(target: Target, start: Start | None, settings: Settings, log: Callable[[str], None]) -> Head:
+def _new_head(target: FrozenTarget, start: Start | None, settings: Settings, log: Callable[[str], None]) -> Head:
     """A head of the shape that is asked for; one to go on from is put into it.
 
     That is done before any answer is written, so that a head that does not fit is refused at once.
@@ -223,7 +223,9 @@ def _digest(questions: Sequence[Question]) -> str:
     return hashlib.sha256(json.dumps([question.prompt for question in questions]).encode()).hexdigest()
 
 
-def _askable(questions: Sequence[Question], encoder: Encoder, most: int, log: Callable[[str], None]) -> list[Asked]:
+def _askable(
+    questions: Sequence[Question], encoder: PromptEncoder, most: int, log: Callable[[str], None]
+) -> list[Asked]:
     """Those with at most so many tokens that the model can be asked: without a template it takes no conversations.
 
     Found out before anything is trained: a run that ends here is lost.
@@ -250,7 +252,7 @@ def _answers(
     texts: Path | None,
     seconds: float,
     token_limit: int,
-) -> tuple[list[Answer], dict[str, int]]:
+) -> tuple[list[AnsweredPrompt], dict[str, int]]:
     """Answers of an earlier part of the run, or new ones."""
     kept = kept_answers(work)
     if kept is not None:
@@ -270,7 +272,12 @@ def _answers(
 
 
 def _describe(
-    settings: Settings, head: Head, record: Record, answers: Sequence[Answer], sources: dict[str, int], where: Any
+    settings: Settings,
+    head: Head,
+    record: TrainingRecord,
+    answers: Sequence[AnsweredPrompt],
+    sources: dict[str, int],
+    where: Any,
 ) -> dict[str, Any]:
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else "a CPU"
     tokens = sum(len(answer.prompt) + len(answer.answer) for answer in answers)

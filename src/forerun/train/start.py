@@ -15,7 +15,7 @@ from forerun.draft.head import DRAFT_VOCABULARY, draft_vocabulary
 from forerun.errors import ForerunError
 from forerun.train.head import Head
 from forerun.train.settings import Settings
-from forerun.train.target import Target
+from forerun.train.target import FrozenTarget
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.config_reader import ConfigReader
 from forerun.weights.heads import find_head
@@ -41,7 +41,7 @@ class Start:
         head.load({name: head.widened(name, tensor, generator) for name, tensor in stored.items()})
 
 
-def load_start(target: Target, settings: Settings, log: Callable[[str], None]) -> Start | None:
+def load_start(target: FrozenTarget, settings: Settings, log: Callable[[str], None]) -> Start | None:
     """The head that the settings name, if they do."""
     if settings.start_from is None:
         return None

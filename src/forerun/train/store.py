@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.train.generate import Answer
+from forerun.train.generate import AnsweredPrompt
 from forerun.train.head import Scales
-from forerun.train.target import Target
+from forerun.train.target import FrozenTarget
 
 READ_TOKENS = 65_536  # tokens of one pass of the target
 LOGIT_ROWS = 8192
@@ -37,7 +37,7 @@ class Batch:
 class FeatureStore:
     """Token ids and features of all sequences, one behind the other."""
 
-    def __init__(self, target: Target, taps: tuple[int, ...], answers: Sequence[Answer]) -> None:
+    def __init__(self, target: FrozenTarget, taps: tuple[int, ...], answers: Sequence[AnsweredPrompt]) -> None:
         self.target, self.taps = target, taps
         self.lengths = np.array([len(answer.prompt) + len(answer.answer) for answer in answers])
         self.prompts = np.array([len(answer.prompt) for answer in answers])
@@ -54,7 +54,7 @@ class FeatureStore:
         self.mass = torch.zeros(target.config.vocab, device=target.device)  # per id, its chances at all answers' tokens
 
     @staticmethod
-    def bytes_per_token(target: Target, taps: tuple[int, ...]) -> int:
+    def bytes_per_token(target: FrozenTarget, taps: tuple[int, ...]) -> int:
         """Device memory that a token takes here."""
         return (len(taps) + 1) * target.config.hidden * target.dtype.itemsize + 12
 

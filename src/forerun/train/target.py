@@ -22,7 +22,7 @@ from forerun.weights.checkpoint import Checkpoint, open_checkpoint
 
 
 @dataclass(slots=True)
-class Block:
+class LayerWeights:
     """Weights of one layer under their short Hugging Face names (`self_attn.q_proj.weight` ...)."""
 
     weights: dict[str, Tensor]
@@ -45,7 +45,7 @@ class StaticCache:
                 store[index] = tensor[rows]
 
 
-class Target:
+class FrozenTarget:
     """A frozen decoder of the llama family."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
@@ -69,19 +69,19 @@ class Target:
         # Rows and matrix hold bfloat16 values; the products are kept in float32, or ties would decide tokens.
         self.output_wide = self.output.float()
         self.norm = self._take("model.norm.weight", (hidden,))
-        self.blocks = [self._block(index) for index in range(len(self.config.layers))]
+        self.layers = [self._layer(index) for index in range(len(self.config.layers))]
         checkpoint.finish(lambda name: unused(name, self.config))
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return as_tensor(self.checkpoint.weight(name, shape).to(self.device, self.dtype))
 
-    def _block(self, index: int) -> Block:
+    def _layer(self, index: int) -> LayerWeights:
         shapes = self.layer_shapes(self.feed_forward.inner)
         weights = {name: self._take(f"model.layers.{index}.{name}", shape) for name, shape in shapes.items()}
         parts = [weights[f"self_attn.{part}_proj.weight"] for part in "qkv"]
         biases = [weights[f"self_attn.{part}_proj.bias"] for part in "qkv"] if self.attention.qkv_bias else None
         gates = [weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]]
-        return Block(weights, torch.cat(parts), torch.cat(biases) if biases else None, torch.cat(gates))
+        return LayerWeights(weights, torch.cat(parts), torch.cat(biases) if biases else None, torch.cat(gates))
 
     def layer_shapes(self, intermediate: int) -> dict[str, tuple[int, ...]]:
         """Every tensor of a decoder layer and its shape, as the family has them."""
@@ -113,7 +113,7 @@ class Target:
         shape = (rows, self.config.layout.kv_heads, length, self.config.layout.size)
 
         def blank() -> list[Tensor]:
-            return [torch.zeros(shape, device=self.device, dtype=self.dtype) for _ in self.blocks]
+            return [torch.zeros(shape, device=self.device, dtype=self.dtype) for _ in self.layers]
 
         return StaticCache(blank(), blank())
 
@@ -141,10 +141,10 @@ class Target:
         masks = {window: self._mask(positions, length, window) for window in set(self.windows) if 0 < window < length}
         x = self.embedding[tokens]
         tapped: dict[int, Tensor] = {}
-        for index, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
+        for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
             if index in taps:
                 tapped[index] = x
-            query, key, value = self._project(x, block, cos, sin)
+            query, key, value = self._project(x, layer, cos, sin)
             if cache is not None:
                 cache.keys[index][:, :, :length] = key
                 cache.values[index][:, :, :length] = value
@@ -152,7 +152,7 @@ class Target:
             key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
             mask = masks.get(window)
             mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
-            x = self._rest(x, mixed.transpose(1, 2).reshape(rows, length, -1), block)
+            x = self._rest(x, mixed.transpose(1, 2).reshape(rows, length, -1), layer)
         hidden = F.rms_norm(x, (self.config.hidden,), self.norm, self.config.eps)
         return hidden, [tapped[tap] for tap in taps]
 
@@ -164,8 +164,8 @@ class Target:
         cos, sin = self._angles(positions[:, None], length)
         x = self.embedding[tokens][:, None]
         masks = {window: self._mask(positions, length, window)[:, None, None] for window in set(self.windows)}
-        for index, (block, window) in enumerate(zip(self.blocks, self.windows, strict=True)):
-            query, key, value = self._project(x, block, cos[:, None], sin[:, None])
+        for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
+            query, key, value = self._project(x, layer, cos[:, None], sin[:, None])
             keys, values = cache.keys[index], cache.values[index]
             keys[each, :, positions] = key[:, :, 0]
             values[each, :, positions] = value[:, :, 0]
@@ -173,7 +173,7 @@ class Target:
             grouped = query.reshape(rows, layout.kv_heads, -1, layout.size)
             keys, values = keys[:, :, :length], values[:, :, :length]
             mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=masks[window])
-            x = self._rest(x, mixed.reshape(rows, 1, -1), block)
+            x = self._rest(x, mixed.reshape(rows, 1, -1), layer)
         return self.logits(F.rms_norm(x[:, 0], (self.config.hidden,), self.norm, self.config.eps))
 
     def _mask(self, positions: Tensor, length: int, window: int) -> Tensor:
@@ -186,28 +186,28 @@ class Target:
         cos, sin = self.rope.at(positions, highest)
         return cos.to(self.dtype), sin.to(self.dtype)
 
-    def _project(self, x: Tensor, block: Block, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys, values, [rows, heads, length, size], rotated."""
         layout, eps = self.config.layout, self.config.eps
-        normed = F.rms_norm(x, (self.config.hidden,), block.weights["input_layernorm.weight"], eps)
-        fused = F.linear(normed, block.qkv, block.qkv_bias)
+        normed = F.rms_norm(x, (self.config.hidden,), layer.weights["input_layernorm.weight"], eps)
+        fused = F.linear(normed, layer.qkv, layer.qkv_bias)
         heads = fused.unflatten(-1, (-1, layout.size)).transpose(1, 2)
         query, key, value = heads.split((layout.heads, layout.kv_heads, layout.kv_heads), dim=1)
         if self.attention.head_norms:
-            query = F.rms_norm(query, (layout.size,), block.weights["self_attn.q_norm.weight"], eps)
-            key = F.rms_norm(key, (layout.size,), block.weights["self_attn.k_norm.weight"], eps)
+            query = F.rms_norm(query, (layout.size,), layer.weights["self_attn.q_norm.weight"], eps)
+            key = F.rms_norm(key, (layout.size,), layer.weights["self_attn.k_norm.weight"], eps)
         return rotate(query, cos, sin), rotate(key, cos, sin), value
 
-    def _rest(self, x: Tensor, mixed: Tensor, block: Block) -> Tensor:
+    def _rest(self, x: Tensor, mixed: Tensor, layer: LayerWeights) -> Tensor:
         """Output projection and feed-forward layer, both added to the residual."""
-        weights = block.weights
+        weights = layer.weights
         x = x + F.linear(mixed, weights["self_attn.o_proj.weight"], weights.get("self_attn.o_proj.bias"))
         normed = F.rms_norm(x, (self.config.hidden,), weights["post_attention_layernorm.weight"], self.config.eps)
         if self.feed_forward.bias:
             gate = F.linear(normed, weights["mlp.gate_proj.weight"], weights["mlp.gate_proj.bias"])
             up = F.linear(normed, weights["mlp.up_proj.weight"], weights["mlp.up_proj.bias"])
         else:
-            gate, up = F.linear(normed, block.gate_up).chunk(2, dim=-1)
+            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, weights["mlp.down_proj.weight"], weights.get("mlp.down_proj.bias"))
 
 
@@ -217,7 +217,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
 
-def load_target(folder: Path, device: torch.device) -> Target:
+def load_target(folder: Path, device: torch.device) -> FrozenTarget:
     """The model of a folder, in bfloat16 on accelerators."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    return Target(open_checkpoint(folder), device, dtype)
+    return FrozenTarget(open_checkpoint(folder), device, dtype)

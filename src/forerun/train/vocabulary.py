@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.train.generate import Answer
+from forerun.train.generate import AnsweredPrompt
 
 
-def token_frequency(answers: Sequence[Answer], vocab: int) -> Tensor:
+def token_frequency(answers: Sequence[AnsweredPrompt], vocab: int) -> Tensor:
     """How often each id occurs in the answers."""
     counts = torch.zeros(vocab, dtype=torch.int64)
     for start in range(0, len(answers), 4096):

@@ -13,7 +13,7 @@ import torch
 
 from forerun.errors import ForerunError
 from forerun.train.data import load_answers, save_answers
-from forerun.train.generate import Answer
+from forerun.train.generate import AnsweredPrompt
 from forerun.weights.heads import WEIGHTS
 
 ANSWERS, SOURCES, CHECKPOINT, RECIPE = "answers.safetensors", "sources.json", "checkpoint.pt", "recipe.json"
@@ -42,7 +42,7 @@ def check_recipe(work: Path, chosen: dict[str, Any]) -> None:
     file.write_bytes(recipe)
 
 
-def kept_answers(work: Path) -> tuple[list[Answer], dict[str, int]] | None:
+def kept_answers(work: Path) -> tuple[list[AnsweredPrompt], dict[str, int]] | None:
     """Answers of an earlier part of the run and where their prompts came from; None when there are none."""
     if not (work / ANSWERS).is_file():
         return None
@@ -61,7 +61,7 @@ def sound(work: Path) -> Iterator[None]:
         raise ForerunError(f"{work} holds a run that is damaged: delete it, or give another --work folder") from error
 
 
-def keep_answers(work: Path, answers: list[Answer], sources: dict[str, int]) -> None:
+def keep_answers(work: Path, answers: list[AnsweredPrompt], sources: dict[str, int]) -> None:
     """The answers come last: where they are, the sources are as well."""
     (work / SOURCES).write_text(json.dumps(sources), encoding="utf-8")
     save_answers(work / ANSWERS, answers)

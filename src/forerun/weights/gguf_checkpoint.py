@@ -21,7 +21,7 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.kernels.formats import GGUF_FORMATS, Bytes, Format
 from forerun.kernels.matrix import Parts, Table, Weight
-from forerun.kernels.parts import Part
+from forerun.kernels.parts import WeightPart
 from forerun.weights.arrangement import Arrangement, Order
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.gguf_config import ROPE_FACTORS, huggingface_name
@@ -128,7 +128,7 @@ class GgufCheckpoint(Checkpoint):
                 return self._decoded_matrix(name, "llama.cpp has their columns in other blocks")
             apart = raw.reshape(len(raw), -1, form.bytes)
             raw = apart[:, blocks[:, 0] // form.weights].reshape(raw.shape)
-        part = Part(form, raw, arrangement.shape, arrangement.rows, check=self._file.check)
+        part = WeightPart(form, raw, arrangement.shape, arrangement.rows, check=self._file.check)
         return Parts((part,), DTYPES.get(form.name, torch.float32))
 
     def _decoded_matrix(self, name: str, reason: str) -> Tensor:

@@ -21,7 +21,7 @@ PACKAGED = Path(__file__).parent.parent / "data" / "heads"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TargetShape:
     """What a head must have in common with its model."""
 
     model_type: str
@@ -42,7 +42,7 @@ class HeadFolder:
 
     path: Path
     target_hash: str
-    target: Shape
+    target: TargetShape
     taps: tuple[int, ...]
     layer: Mapping[str, Any]  # the block's shape, in the words of the target's config.json
 
@@ -62,7 +62,7 @@ class FoundHead:
     warning: str | None
 
 
-def shape_of(checkpoint: Checkpoint) -> Shape:
+def shape_of(checkpoint: Checkpoint) -> TargetShape:
     """The shape of a model, as heads record it."""
     return _shape(checkpoint.reader.text_model())
 
@@ -126,6 +126,6 @@ def _match(head: HeadFolder, own: str) -> FoundHead:
     return FoundHead(head, warning)
 
 
-def _shape(config: ConfigReader) -> Shape:
+def _shape(config: ConfigReader) -> TargetShape:
     sizes = [config.integer(name) for name in ("hidden_size", "vocab_size", "num_hidden_layers")]
-    return Shape(config.text("model_type")[:40], *sizes)
+    return TargetShape(config.text("model_type")[:40], *sizes)

@@ -19,7 +19,7 @@ from torch import Tensor
 from forerun.errors import ForerunError
 from forerun.kernels.formats import FORMATS, MLX_BITS, MLX_GROUPS
 from forerun.kernels.matrix import Parts, Table, Weight, as_tensor
-from forerun.kernels.parts import Part
+from forerun.kernels.parts import WeightPart
 from forerun.weights.checkpoint import Checkpoint
 from forerun.weights.schemes import AWQ, BLOCKS, COMPRESSED, FP8, GPTQ, MLX, Scheme
 
@@ -221,8 +221,8 @@ def read_mlx(checkpoint: QuantisedCheckpoint, tensors: tuple[str, ...], form: st
     for name in tensors[1:]:
         checkpoint.floats_of(name)
     kind = FORMATS[FLOATS[apart[0].dtype]]
-    scales, biases = (Part(kind, bytes_of(each), tuple(each.shape)) for each in apart)
-    part = Part(FORMATS[form], bytes_of(raw), (*raw.shape[:-1], columns), None, scales, biases)
+    scales, biases = (WeightPart(kind, bytes_of(each), tuple(each.shape)) for each in apart)
+    part = WeightPart(FORMATS[form], bytes_of(raw), (*raw.shape[:-1], columns), None, scales, biases)
     return Parts((part,), apart[0].dtype)
 
 
@@ -247,7 +247,7 @@ def read_blocks(checkpoint: QuantisedCheckpoint, name: str, form: str, shape: tu
     raw = bytes_of(checkpoint.stored(name))
     if not FORMATS[form].finite(raw.reshape(-1, FORMATS[form].bytes)):
         raise ForerunError(f"{checkpoint.path}: tensor {name} holds infinity or NaN; download it again")
-    return Parts((Part(FORMATS[form], raw, shape),))
+    return Parts((WeightPart(FORMATS[form], raw, shape),))
 
 
 def words(packed: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:

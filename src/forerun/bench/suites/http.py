@@ -20,7 +20,7 @@ from forerun.bench.load import (
     Job,
     Jobs,
     LoadCell,
-    Run,
+    LoadRun,
     parse_clients,
     to_data,
 )
@@ -57,7 +57,7 @@ def measure(options: Namespace) -> dict[str, Any]:
                 server.engine_turn(jobs[:1], 1, arm)
                 run_server(server, target, jobs[:1], 1, arm)
             for turn in range(options.turns):
-                runs: dict[str, Run] = {}
+                runs: dict[str, LoadRun] = {}
                 for arm in ARMS if turn % 2 == 0 else reversed(ARMS):
                     rate, texts = server.engine_turn(jobs, clients, arm)
                     runs[arm], taken = run_server(server, target, jobs, clients, arm)
@@ -75,7 +75,7 @@ def measure(options: Namespace) -> dict[str, Any]:
 
 def run_server(
     server: ComparedServer, target: HttpTarget, jobs: Sequence[Job], clients: int, arm: str
-) -> tuple[Run, float]:
+) -> tuple[LoadRun, float]:
     """One turn through HTTP, and the share of a core that the event loop and the clients took beside the engine."""
     before = server.loop_seconds() + time.process_time()
     run = asyncio.run(ClosedLoop(clients).run(jobs, partial(target.answer, arm=arm)))

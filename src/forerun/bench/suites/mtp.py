@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import forerun
-from forerun.bench.runner import PLAIN, Cell, Run, Runner
-from forerun.bench.workloads import Prompt, Workload
+from forerun.bench.runner import PLAIN, Cell, MeasuredRun, WorkloadRunner
+from forerun.bench.workloads import Workload, WorkloadPrompt
 from forerun.language_model import LanguageModel
 from forerun.progress import NullProgress
 from forerun.train.prompts.questions import Question, read_evaluation
@@ -45,7 +45,7 @@ def acceptance(model: LanguageModel, questions: Sequence[Question], temperature:
         names += ["loops"] if looping(answer.tokens) else ["all but loops", question.category]
         for name in names:
             cell = cells.setdefault(name, Cell(name, "mtp", temperature))
-            cell.runs.append(Run.of(answer, answer.seconds["decode"], answer.seconds["decode"]))
+            cell.runs.append(MeasuredRun.of(answer, answer.seconds["decode"], answer.seconds["decode"]))
     return {
         name: {
             "answers": cell.total,
@@ -58,9 +58,9 @@ def acceptance(model: LanguageModel, questions: Sequence[Question], temperature:
 
 def speed(model: LanguageModel, questions: Sequence[Question]) -> dict[str, Any]:
     """Plain decoding's seconds over every arm's, interleaved prompt by prompt; the texts must be equal."""
-    prompts = tuple(Prompt(str(number), question.prompt) for number, question in enumerate(questions))
+    prompts = tuple(WorkloadPrompt(str(number), question.prompt) for number, question in enumerate(questions))
     work = Workload("held out", TIMED_LENGTH, prompts)
-    cells = {cell.arm: cell for cell in Runner(model, ARMS, [], 1.0, NullProgress()).measure([work], [0.0])}
+    cells = {cell.arm: cell for cell in WorkloadRunner(model, ARMS, [], 1.0, NullProgress()).measure([work], [0.0])}
     for arm, cell in cells.items():
         if not cell.same:
             raise SystemExit(f"the text changed with {arm}: {cell.equal} of {cell.total} texts are equal")

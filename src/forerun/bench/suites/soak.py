@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.bench.child_server import ChildServer
-from forerun.bench.soak_requests import Said, SoakRequest, answer, known_arms, make_requests, references
+from forerun.bench.soak_requests import SoakAnswer, SoakRequest, answer, known_arms, make_requests, references
 from forerun.errors import ForerunError
 
 REPORT_EVERY = 30.0  # seconds
@@ -35,7 +35,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 @dataclass(slots=True)
-class Tally:
+class SoakTally:
     """What happened so far."""
 
     right: int = 0
@@ -52,9 +52,9 @@ class Soak:
 
     def __init__(self, server: ChildServer, options: Namespace, requests: list[SoakRequest]) -> None:
         self._server, self._options, self._requests = server, options, requests
-        self._expected: dict[int, Said] = {}
+        self._expected: dict[int, SoakAnswer] = {}
         self._arms: list[str] = []
-        self.tally, self._began = Tally(), 0.0
+        self.tally, self._began = SoakTally(), 0.0
 
     async def run(self) -> dict[str, Any]:
         """All of it."""

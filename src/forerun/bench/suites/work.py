@@ -10,7 +10,7 @@ import torch
 
 import forerun
 from forerun.bench.peers import PEERS
-from forerun.bench.runner import Cell, Runner, arms_of
+from forerun.bench.runner import Cell, WorkloadRunner, arms_of
 from forerun.bench.workloads import Workload, load_workloads
 from forerun.errors import ForerunError
 from forerun.inspection import exactness_cost
@@ -49,7 +49,7 @@ def run_bench(
         check_prompts(loaded, workload)
     others = [PEERS[name](model, loaded) for name in peers]
     price = lowest_price(loaded)
-    runner = Runner(loaded, arms_of(loaded), others, price or 1.0, progress)
+    runner = WorkloadRunner(loaded, arms_of(loaded), others, price or 1.0, progress)
     return BenchReport(runner.measure(chosen, temperatures), price)
 
 

@@ -16,10 +16,10 @@ from forerun.kernels.cpu.attention import Attention, write_rotation
 from forerun.kernels.cpu.emit import Module
 from forerun.kernels.cpu.loops import write_loops
 from forerun.kernels.cpu.machine import Body, Code, chosen_body, source_key
-from forerun.kernels.cpu.products import FloatProducts, Products, write_rounding
+from forerun.kernels.cpu.products import FloatProducts, ProductWriter, write_rounding
 from forerun.kernels.cpu.threads import LoopCall, Program, Threads, write_threads
 from forerun.kernels.cpu.tiles import Tiles
-from forerun.kernels.parts import Part
+from forerun.kernels.parts import WeightPart
 
 WRITERS = (
     attention,
@@ -53,7 +53,7 @@ class Library:
             if tiles.format is None:
                 FloatProducts(module, self.body, tiles.kind).write()
             else:
-                Products(module, self.body, tiles.format, tiles.name).write()
+                ProductWriter(module, self.body, tiles.format, tiles.name).write()
 
         return self._code(f"product {tiles.format} {tiles.kind}", write).address(f"product_{tiles.name}")
 
@@ -65,10 +65,10 @@ class Library:
 
         return self._code(f"attention {size} {page}", write).address(attention.name_of(size, page))
 
-    def repack(self, part: Part, tiles: Tiles) -> bool:
+    def repack(self, part: WeightPart, tiles: Tiles) -> bool:
         """Write a part's blocks into its tiles; False where there is no compiled loop for its format."""
         name, format = part.format.name, tiles.format
-        if name not in repacking.READERS or format is None:
+        if name not in repacking.LAYOUTS or format is None:
             return False
         part.check()
         raw = part.raw if part.raw.strides[-1] == 1 else np.ascontiguousarray(part.raw)

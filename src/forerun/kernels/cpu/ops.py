@@ -33,7 +33,7 @@ from forerun.kernels.interface import (
     PassRows,
 )
 from forerun.kernels.matrix import Matrix, Parts, Rounded, Table, TiledMatrix, Weight, as_tensor
-from forerun.kernels.parts import Part
+from forerun.kernels.parts import WeightPart
 
 PIECE_BYTES = 128 << 10  # of weights that a thread takes at a time: less, and threads mostly agree on who takes what
 PIECE_ROWS = 64  # rows of a piece: their activations stay in a core's cache while tiles go by
@@ -42,7 +42,7 @@ LOOP_ROWS = 8  # rows of a piece of the small loops
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowPlace:
     """Where rows are: what loops need to know of a tensor."""
 
     address: int
@@ -76,7 +76,7 @@ class CpuKernels(RecurrentCpu):
             packed = [pack(values, self._tile_memory)]
         return tiled(packed, bias, weight.shape)
 
-    def _repacked(self, part: Part) -> Tiles:
+    def _repacked(self, part: WeightPart) -> Tiles:
         """A stored part in its own format, as tiles."""
         if part.format.floats is None:
             tiles = empty_tiles(part, self._tile_memory)
@@ -109,22 +109,22 @@ class CpuKernels(RecurrentCpu):
 
     # ---- what the methods below are written with; a recording overrides it
 
-    def _place(self, x: Tensor) -> Place:
+    def _place(self, x: Tensor) -> RowPlace:
         assert x.dtype == torch.float32 and x.stride(-1) == 1
         count = np.array([len(x)], np.int32)
         self._rows.append(count)
-        return Place(x.data_ptr(), 4 * x.stride(0), x.shape[1], count.ctypes.data)
+        return RowPlace(x.data_ptr(), 4 * x.stride(0), x.shape[1], count.ctypes.data)
 
     def _new(self, like: Tensor, columns: int) -> Tensor:
         return torch.empty(len(like), columns)
 
-    def _records(self, x: Tensor) -> Place:
+    def _records(self, x: Tensor) -> RowPlace:
         """Rows rounded for products."""
         place = self._place(x)
         stride = -(-place.columns // BLOCK) * RECORD
         room = np.empty(len(x) * stride + RECORD, np.uint8)
         self._rows.append(room)
-        records = Place(room.ctypes.data + -room.ctypes.data % RECORD, stride, place.columns, place.rows)
+        records = RowPlace(room.ctypes.data + -room.ctypes.data % RECORD, stride, place.columns, place.rows)
         words = {"x": place.address, "xs": place.stride, "n": place.columns, "records": records.address, "rs": stride}
         self._run([self._loop("round", place.rows, words)])
         return records

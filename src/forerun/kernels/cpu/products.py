@@ -34,7 +34,7 @@ ARGUMENTS = 12
 AHEAD = 8192  # bytes of weights that are asked for before they are needed
 
 
-class Products:
+class ProductWriter:
     """Writes the functions of one format."""
 
     def __init__(self, module: Module, body: Body, format: TileFormat, name: str) -> None:
@@ -348,13 +348,13 @@ class FloatProducts:
 
     def write(self) -> None:
         """`product_KIND` is called as the products of few bits are; `groups` is the number of inputs."""
-        shared = Products(self.module, self.body, TileFormat(8, BLOCK, BLOCK, "half", False, False), self.kind)
+        shared = ProductWriter(self.module, self.body, TileFormat(8, BLOCK, BLOCK, "half", False, False), self.kind)
         shared.most_rows, shared.tile_step = self.most_rows, OUTPUTS * BYTES[self.kind]
         for rows in range(1, self.most_rows + 1):
             self._rows(rows, shared)
         shared.write_piece()
 
-    def _rows(self, rows: int, shared: Products) -> None:
+    def _rows(self, rows: int, shared: ProductWriter) -> None:
         f = shared.rows_function(rows)
         lanes = self.body.lanes
         xs = [f.at(f["x"], f["xs"] * row) if row else f["x"] for row in range(rows)]

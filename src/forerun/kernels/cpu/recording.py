@@ -17,7 +17,7 @@ from torch import Tensor
 
 from forerun.kernels.cpu.layout import BLOCK, RECORD
 from forerun.kernels.cpu.loops import ARGUMENTS
-from forerun.kernels.cpu.ops import CpuKernels, Place
+from forerun.kernels.cpu.ops import CpuKernels, RowPlace
 from forerun.kernels.cpu.plan import RowPlan
 from forerun.kernels.cpu.threads import LoopCall, Program
 from forerun.kernels.interface import (
@@ -41,17 +41,17 @@ class Memory:
         self._free: dict[int, list[np.ndarray]] = {}
         self.bytes = 0
 
-    def take(self, size: int) -> Block:
+    def take(self, size: int) -> MemoryBlock:
         """A block of at least so many bytes, at a multiple of 64."""
         size += -size % RECORD
         free = self._free.setdefault(size, [])
         if not free:
             free.append(np.zeros(size + RECORD, np.uint8))
             self.bytes += size
-        return Block(free.pop(), free)
+        return MemoryBlock(free.pop(), free)
 
 
-class Block:
+class MemoryBlock:
     """Goes back where it came from with its last reference."""
 
     def __init__(self, memory: np.ndarray, free: list[np.ndarray]) -> None:
@@ -65,9 +65,9 @@ class Block:
 class Rows:
     """Float32 rows of the pass that is written down: where they are, and which loop makes them."""
 
-    def __init__(self, place: Place, block: Block | None, base: int = 0) -> None:
+    def __init__(self, place: RowPlace, block: MemoryBlock | None, base: int = 0) -> None:
         self.place, self.block, self.base = place, block, base
-        self.records: tuple[Place, Block] | None = None
+        self.records: tuple[RowPlace, MemoryBlock] | None = None
         self.maker: LoopCall | None = None
 
     @property
@@ -81,7 +81,7 @@ class Rows:
         assert every == slice(None)
         start, stop, _ = columns.indices(self.place.columns)
         place = self.place
-        moved = Place(place.address + 4 * start, place.stride, stop - start, place.rows)
+        moved = RowPlace(place.address + 4 * start, place.stride, stop - start, place.rows)
         return Rows(moved, self.block, self.base + 4 * start)
 
     def view(self, count: int) -> Tensor:
@@ -120,7 +120,7 @@ class Recorder(CpuKernels):
 
     # ---- what CpuKernels is written with
 
-    def _place(self, x: Any) -> Place:
+    def _place(self, x: Any) -> RowPlace:
         assert isinstance(x, Rows)
         return x.place
 
@@ -131,14 +131,14 @@ class Recorder(CpuKernels):
         """Room for as many rows as a pass may have."""
         block = self._memory.take(4 * columns * self.capacity)
         rows = self.plan.count.ctypes.data if count is None else count
-        return Rows(Place(block.address, 4 * columns, columns, rows), block)
+        return Rows(RowPlace(block.address, 4 * columns, columns, rows), block)
 
-    def _records(self, x: Any) -> Place:
+    def _records(self, x: Any) -> RowPlace:
         if x.records is None:
             place = x.place
             stride = -(-place.columns // BLOCK) * RECORD
             block = self._memory.take(stride * self.capacity)
-            records = Place(block.address, stride, place.columns, place.rows)
+            records = RowPlace(block.address, stride, place.columns, place.rows)
             x.records = records, block
             maker = x.maker
             if maker is None:
@@ -149,7 +149,7 @@ class Recorder(CpuKernels):
                 names = ARGUMENTS[maker.name]
                 maker.arguments[names.index("records")] = records.address
                 maker.arguments[names.index("rs")] = stride
-        found: Place = x.records[0]
+        found: RowPlace = x.records[0]
         return found
 
     def _run(self, loops: list[LoopCall]) -> None:
@@ -179,7 +179,7 @@ class Recorder(CpuKernels):
 
     def logits(self, x: Any, matrix: Matrix, cap: float = 0.0) -> Any:
         size = matrix.shape[0]
-        out: Any = Rows(Place(LOGITS, 4 * size, size, x.place.rows), None)
+        out: Any = Rows(RowPlace(LOGITS, 4 * size, size, x.place.rows), None)
         self._multiply(x, matrix, out, None)
         return self.soft_cap(out, cap) if cap else out
 

@@ -1,6 +1,6 @@
 """GGML's blocks repacked into tiles, written as LLVM IR: a model of a gigabyte is ready in a second.
 
-`tiles.pack_codes` does the same in numpy and is the twin that tests compare with. Formats that are not in `READERS` are
+`tiles.pack_codes` does the same in numpy and is the twin that tests compare with. Formats that are not in `LAYOUTS` are
 repacked by it.
 """
 
@@ -21,7 +21,7 @@ Factors = Callable[[Function, Value], list[Value]]  # of a group, as `TileFormat
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class BlockLayout:
     """Where the parts of a stored block are."""
 
     size: int  # bytes
@@ -123,26 +123,26 @@ def _iq4_xs_scales(f: Function, base: Value) -> list[Value]:
     return _lanes(f, (nibbles | (tops << 4)) - 32)
 
 
-READERS = {
-    "q4_0": Reader(18, _plain(2), 0),
-    "q4_1": Reader(20, _plain(4), 0, 2, True),
-    "q5_0": Reader(22, _with_fifth_bit(2, 6), 0),
-    "q5_1": Reader(24, _with_fifth_bit(4, 8), 0, 2, True),
-    "q8_0": Reader(34, _bytes, 0),
-    "q2_k": Reader(84, _q2_k, 80, 82, inner=_both_halves),
-    "q3_k": Reader(110, _q3_k, 108, inner=_less_32),
-    "q4_k": Reader(144, _q4_k, 0, 2, inner=_six_bits),
-    "q5_k": Reader(176, _q5_k, 0, 2, inner=_six_bits),
-    "q6_k": Reader(210, _q6_k, 208, inner=_sixteen),
-    "iq4_nl": Reader(18, _plain(2), 0),
-    "iq4_xs": Reader(136, _plain(8), 0, inner=_iq4_xs_scales),
-    "mxfp4": Reader(17, _plain(1), None),
+LAYOUTS = {
+    "q4_0": BlockLayout(18, _plain(2), 0),
+    "q4_1": BlockLayout(20, _plain(4), 0, 2, True),
+    "q5_0": BlockLayout(22, _with_fifth_bit(2, 6), 0),
+    "q5_1": BlockLayout(24, _with_fifth_bit(4, 8), 0, 2, True),
+    "q8_0": BlockLayout(34, _bytes, 0),
+    "q2_k": BlockLayout(84, _q2_k, 80, 82, inner=_both_halves),
+    "q3_k": BlockLayout(110, _q3_k, 108, inner=_less_32),
+    "q4_k": BlockLayout(144, _q4_k, 0, 2, inner=_six_bits),
+    "q5_k": BlockLayout(176, _q5_k, 0, 2, inner=_six_bits),
+    "q6_k": BlockLayout(210, _q6_k, 208, inner=_sixteen),
+    "iq4_nl": BlockLayout(18, _plain(2), 0),
+    "iq4_xs": BlockLayout(136, _plain(8), 0, inner=_iq4_xs_scales),
+    "mxfp4": BlockLayout(17, _plain(1), None),
 }
 
 
 def write_repacking(module: Module, name: str, format: TileFormat) -> None:
     """void repack_NAME(arguments, piece)."""
-    reader = READERS[name]
+    layout = LAYOUTS[name]
     f = module.function(f"repack_{name}", [("arguments", "ptr"), ("piece", "i64")])
     word = [f.load(f["arguments"], "i64", 8 * index, 8) for index in range(PER_PIECE + 1)]
     rows, row_map, tiles = (f.load(f["arguments"], "ptr", 8 * index, 8) for index in (ROWS, ROW_MAP, TILES))
@@ -161,30 +161,30 @@ def write_repacking(module: Module, name: str, format: TileFormat) -> None:
             source = f.at(rows, f.load(row, "i64", 0, 8) * word[ROW_BYTES])
             target = f.at(tiles, tile.index * tile_bytes)
             with f.loop(0, word[GROUPS]) as group:
-                base = f.at(source, group.index * reader.size)
-                _write_group(f, reader, format, base, f.at(target, group.index * format.group_bytes), output.index)
+                base = f.at(source, group.index * layout.size)
+                _write_group(f, layout, format, base, f.at(target, group.index * format.group_bytes), output.index)
     f.ret()
 
 
-def _write_group(f: Function, reader: Reader, format: TileFormat, base: Value, tile: Value, output: Value) -> None:
+def _write_group(f: Function, layout: BlockLayout, format: TileFormat, base: Value, tile: Value, output: Value) -> None:
     """One output's part of a group."""
     factor = f.at(tile, output * BYTES[format.outer])
-    if reader.outer is None:
+    if layout.outer is None:
         exponent = f.convert(f.load(base, "i8"), "zext", "i32")
         small = f.constant(0x00200000, "i32") << exponent
         bits = f.select(f.compare("ult", exponent, 2), small, (exponent - 1) << 23)
         f.store(bits, factor)
     else:
-        f.store(f.load(base, "i16", reader.outer), factor)
-    if reader.minimum is not None:
-        least = f.load(base, "i16", reader.minimum)
-        f.store(least ^ -32768 if reader.added else least, factor, format.minimum_at())
-    if reader.inner is not None:
+        f.store(f.load(base, "i16", layout.outer), factor)
+    if layout.minimum is not None:
+        least = f.load(base, "i16", layout.minimum)
+        f.store(least ^ -32768 if layout.added else least, factor, format.minimum_at())
+    if layout.inner is not None:
         place = f.at(tile, output)
-        for part, value in enumerate(reader.inner(f, base)):
+        for part, value in enumerate(layout.inner(f, base)):
             f.store(value, place, format.inner_at(part))
     for block in range(format.group // BLOCK):
-        codes, shift = reader.codes(f, base, block), 0
+        codes, shift = layout.codes(f, base, block), 0
         at = format.header + block * format.block_bytes
         for width in PLANES[format.bits]:
             each = 8 // width

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from forerun.kernels.cpu.layout import BLOCK, OUTPUTS, PLANES, TileFormat
 from forerun.kernels.formats import Codes
-from forerun.kernels.parts import Part
+from forerun.kernels.parts import WeightPart
 
 SLAB = 32 << 20  # bytes that are asked for at once
 PIECE = 64  # output rows that are repacked at a time: what lies between stays in a core's cache
@@ -46,7 +46,7 @@ def format_name(format: TileFormat) -> str:
     return f"b{format.bits}g{format.group}p{format.part}{format.outer}{flags}z{format.zero}{table}"
 
 
-def tile_format(part: Part) -> TileFormat:
+def tile_format(part: WeightPart) -> TileFormat:
     """How a stored format is laid out in tiles."""
     format = part.format
     if format.affine:
@@ -90,7 +90,7 @@ def _large_pages(size: int) -> NDArray[np.uint8]:
     return np.frombuffer(memory, np.uint8)
 
 
-def pack_part(part: Part, memory: TileMemory) -> Tiles:
+def pack_part(part: WeightPart, memory: TileMemory) -> Tiles:
     """All rows of a stored matrix; the twin of `repacking.py`, and what does it for formats that are seldom met."""
     outs, inputs = part.shape
     if part.format.floats is not None:
@@ -104,7 +104,7 @@ def pack_part(part: Part, memory: TileMemory) -> Tiles:
     return tiles
 
 
-def empty_tiles(part: Part, memory: TileMemory) -> Tiles:
+def empty_tiles(part: WeightPart, memory: TileMemory) -> Tiles:
     """Room for a part, its format known."""
     outs, inputs = part.shape
     format = tile_format(part)
@@ -223,7 +223,7 @@ def pack_exact(weight: NDArray[np.float32], memory: TileMemory) -> Tiles:
     return pack_floats(weight, memory)
 
 
-def _pack_halves(part: Part, memory: TileMemory) -> Tiles:
+def _pack_halves(part: WeightPart, memory: TileMemory) -> Tiles:
     """float16 and bfloat16 as they are stored."""
     raw = np.ascontiguousarray(part.stored(0, part.shape[0])).view(np.uint16)
     return pack_floats(raw, memory, "half" if part.format.name == "f16" else "bfloat")

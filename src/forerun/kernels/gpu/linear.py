@@ -313,7 +313,7 @@ def _finish(
     tl.store(out + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :], total, mask=mask)
 
 
-class Products:
+class ProductLauncher:
     """Launches products; holds the counters that tell a program whether it is the last of its splits."""
 
     def __init__(self, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from pydantic import (
 
 from forerun.draft.arms import DRAFT_CHOICES, MAX_DEPTH
 from forerun.options import AcceptChoice
-from forerun.serve.chat_job import GenerationWish, SamplingWish, Speculation, Thinking
+from forerun.serve.chat_job import GenerationWish, SamplingWish, Speculation, ThinkingWish
 from forerun.serve.dialects.harmless import is_harmless
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.effort import switched
@@ -140,7 +140,7 @@ class Extras(SamplingFields):
             raise ValueError("The body must be plain JSON: finite numbers, whole characters, not too deep.") from None
         return body
 
-    def template(self, thinking: Thinking) -> tuple[Thinking, Mapping[str, Any]]:
+    def template(self, thinking: ThinkingWish) -> tuple[ThinkingWish, Mapping[str, Any]]:
         """And the options for the chat template."""
         options = dict(self.chat_template_kwargs or {})
         return switched(thinking, options), options

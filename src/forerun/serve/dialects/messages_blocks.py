@@ -10,13 +10,13 @@ from forerun.serve.routes.chat_messages import FunctionName
 from forerun.serve.routes.strict import Several, Strict
 
 
-class Block(Strict):
-    """Any block may ask for its place in a prompt cache to be kept."""
+class Cacheable(Strict):
+    """Blocks and tools may ask for their place in a prompt cache to be kept."""
 
     cache_control: dict[str, Any] | None = None
 
 
-class TextBlock(Block):
+class TextBlock(Cacheable):
     """Text."""
 
     type: Literal["text"]
@@ -40,7 +40,7 @@ class OtherSource(Strict):
     type: Literal["base64", "url", "file", "content"]
 
 
-class DocumentBlock(Block):
+class DocumentBlock(Cacheable):
     """A document; those of plain text can be read."""
 
     type: Literal["document"]
@@ -50,7 +50,7 @@ class DocumentBlock(Block):
     citations: dict[str, Any] | None = None
 
 
-class SearchResultBlock(Block):
+class SearchResultBlock(Cacheable):
     """Something that a search of the client's own found."""
 
     type: Literal["search_result"]
@@ -76,21 +76,21 @@ class ImageElsewhere(Strict):
     type: Literal["url", "file"]
 
 
-class ImageBlock(Block):
+class ImageBlock(Cacheable):
     """A picture."""
 
     type: Literal["image"]
     source: Annotated[ImageData | ImageElsewhere, Field(discriminator="type")]
 
 
-class ToolReferenceBlock(Block):
+class ToolReferenceBlock(Cacheable):
     """A tool that the client's own search for tools found."""
 
     type: Literal["tool_reference"]
     tool_name: str
 
 
-class ThinkingBlock(Block):
+class ThinkingBlock(Cacheable):
     """What the model thought. Signatures are for those who made them."""
 
     type: Literal["thinking"]
@@ -98,14 +98,14 @@ class ThinkingBlock(Block):
     signature: str | None = None
 
 
-class RedactedThinkingBlock(Block):
+class RedactedThinkingBlock(Cacheable):
     """Thoughts that only another server can read."""
 
     type: Literal["redacted_thinking"]
     data: str
 
 
-class ToolUseBlock(Block):
+class ToolUseBlock(Cacheable):
     """The model called a tool."""
 
     type: Literal["tool_use"]
@@ -121,7 +121,7 @@ ResultContent = Annotated[
 ]
 
 
-class ToolResultBlock(Block):
+class ToolResultBlock(Cacheable):
     """What came of a call."""
 
     type: Literal["tool_result"]
@@ -150,7 +150,7 @@ Foreign = Literal[
 ]
 
 
-class ForeignBlock(Block):
+class ForeignBlock(Cacheable):
     """Such a trace. Skipped, and named in a warning."""
 
     model_config = ConfigDict(extra="ignore")
@@ -158,7 +158,7 @@ class ForeignBlock(Block):
     type: Foreign
 
 
-class CustomTool(Block):
+class CustomTool(Cacheable):
     """A function that the client runs."""
 
     type: Literal["custom"] | None = None
@@ -213,7 +213,7 @@ class McpReference(Strict):
     type: Literal["mcp_tool_reference", "mcp_toolset_reference", "mcp_tool", "mcp_toolset"]
 
 
-class ToolChangeBlock(Block):
+class ToolChangeBlock(Cacheable):
     """From here on there is a tool more, or one less."""
 
     type: Literal["tool_addition", "tool_removal"]

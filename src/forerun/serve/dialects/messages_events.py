@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, Summary, ToolCallDelta, Usage
 from forerun.serve.dialects.conversation import arguments_object
-from forerun.serve.dialects.transport import Encoder, Json
+from forerun.serve.dialects.transport import EventEncoder, Json
 from forerun.serve.error_bodies import anthropic_body
 from forerun.serve.errors import ApiError
 
@@ -15,7 +15,7 @@ SIGNATURE = "forerun"
 PING: Json = {"type": "ping"}
 
 
-class MessagesEncoder(Encoder):
+class MessagesEncoder(EventEncoder):
     """One message; `answer` is what a client makes of the stream's events."""
 
     def __init__(self, run: ChatRun, request_id: str, *, statistics: bool = False) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, Tool, ToolChoice
+from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, ThinkingWish, Tool, ToolChoice
 from forerun.serve.dialects import messages_blocks as blocks
 from forerun.serve.dialects.conversation import Conversation, check_choice, only_users_show, unreadable
 from forerun.serve.dialects.messages_events import SIGNATURE
-from forerun.serve.dialects.messages_request import CountRequest, MessagesRequest, Turn
+from forerun.serve.dialects.messages_request import AnthropicMessage, CountRequest, MessagesRequest
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.effort import BUDGETS, Effort
 from forerun.serve.errors import bad_request
@@ -20,7 +20,7 @@ from forerun.text.content import BETWEEN
 BILLING = "x-anthropic-billing-header"
 
 
-class ToolBox:
+class ConversationTools:
     """The tools it declares, with what the conversation added and took away.
 
     A prompt has one list of tools, at its beginning: the one that holds at the end of the conversation.
@@ -74,13 +74,13 @@ def make_job(request: CountRequest, notes: Notes) -> ChatJob:
     _note_unused(request, notes)
     conversation = Conversation()
     conversation.system(_system(request, notes))
-    box = ToolBox(request.tools or (), notes)
+    declared = ConversationTools(request.tools or (), notes)
     last_user = max((i for i, turn in enumerate(request.messages) if turn.role == "user"), default=-1)
     for index, turn in enumerate(request.messages):
         cleared = turn.role == "system" and turn.clear_at == "next_user_message" and index < last_user
-        _add_turn(conversation, box, turn, f"messages[{index}]", notes, cleared)
+        _add_turn(conversation, declared, turn, f"messages[{index}]", notes, cleared)
     conversation.end()
-    tools = box.tools
+    tools = declared.tools
     thinking, options = request.template(_thinking(request, notes))
     return ChatJob(
         messages=conversation.messages,
@@ -143,23 +143,30 @@ def _choice(request: CountRequest, notes: Notes) -> ToolChoice:
     return ToolChoice("required" if wanted.type == "any" else wanted.type, parallel=parallel)
 
 
-def _thinking(request: CountRequest, notes: Notes) -> Thinking:
+def _thinking(request: CountRequest, notes: Notes) -> ThinkingWish:
     """Effort says how long it may take, where nothing else does."""
     wanted, effort = request.thinking, _effort(request, notes)
     budget = BUDGETS[effort] if effort else None
     if wanted is None:
-        return Thinking(budget=budget)
+        return ThinkingWish(budget=budget)
     notes.fields(wanted, "display", "block_binding", under="thinking.")
     if wanted.type == "between_tools":
         notes.unused("thinking between_tools")
     enabled = {"enabled": True, "disabled": False}.get(wanted.type)
     if enabled is False:
         notes.fields(wanted, "budget_tokens", under="thinking.")
-        return Thinking(enabled=False)
-    return Thinking(enabled, budget if wanted.budget_tokens is None else wanted.budget_tokens)
+        return ThinkingWish(enabled=False)
+    return ThinkingWish(enabled, budget if wanted.budget_tokens is None else wanted.budget_tokens)
 
 
-def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, notes: Notes, cleared: bool) -> None:
+def _add_turn(
+    conversation: Conversation,
+    declared: ConversationTools,
+    turn: AnthropicMessage,
+    param: str,
+    notes: Notes,
+    cleared: bool,
+) -> None:
     """`cleared`: a message of the system whose time is over; what it did to the tools stays."""
     if isinstance(turn.content, str):
         parts: Sequence[Any] = [blocks.TextBlock(type="text", text=turn.content)]
@@ -167,7 +174,7 @@ def _add_turn(conversation: Conversation, box: ToolBox, turn: Turn, param: str, 
         parts = turn.content
     for index, block in enumerate(parts):
         if isinstance(block, blocks.ToolChangeBlock):
-            box.change(block, f"{param}.content[{index}]")
+            declared.change(block, f"{param}.content[{index}]")
     parts = [block for block in parts if not isinstance(block, blocks.ToolChangeBlock)]
     if turn.role == "system":
         if not cleared:
@@ -232,7 +239,7 @@ def _text(parts: Sequence[Any], param: str, notes: Notes) -> str:
     return BETWEEN.join(texts)
 
 
-def _note_block(block: blocks.Block, notes: Notes) -> None:
+def _note_block(block: blocks.Cacheable, notes: Notes) -> None:
     notes.fields(block, "cache_control", "citations", "caller", "toolset_name")
     if isinstance(block, blocks.ThinkingBlock) and block.signature not in (None, "", SIGNATURE):
         notes.unused("signature")

@@ -20,7 +20,7 @@ class TurnOptions(Strict):
     timing: dict[str, Any] | None = None
 
 
-class Turn(Strict):
+class AnthropicMessage(Strict):
     """One message. The last two fields belong to messages of the system."""
 
     role: Literal["user", "assistant", "system"]
@@ -38,7 +38,7 @@ class ThinkingOptions(Strict):
     block_binding: dict[str, Any] | None = None
 
 
-class Choice(Strict):
+class ToolChoiceOptions(Strict):
     """May it call tools, must it, and which?"""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -46,7 +46,7 @@ class Choice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
-class SchemaFormat(Strict):
+class JsonOutputFormat(Strict):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
@@ -56,7 +56,7 @@ class SchemaFormat(Strict):
 class OutputConfig(TurnOptions):
     """How hard to try, and what the answer must look like."""
 
-    format: SchemaFormat | None = None
+    format: JsonOutputFormat | None = None
     task_budget: dict[str, Any] | None = None
 
 
@@ -69,13 +69,13 @@ class CountRequest(Extras):
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
     model: str
-    messages: Several[Turn] = Field(min_length=1)
+    messages: Several[AnthropicMessage] = Field(min_length=1)
     system: str | Several[TextBlock] | None = None
     tools: Several[AnyTool] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: ToolChoiceOptions | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
-    output_format: SchemaFormat | None = None
+    output_format: JsonOutputFormat | None = None
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
     mcp_servers: Several[dict[str, Any]] | None = None

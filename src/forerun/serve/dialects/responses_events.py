@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, PromptProgress, Summary, ToolCallDelta, Usage
-from forerun.serve.dialects.responses_job import ToolBox
+from forerun.serve.dialects.responses_job import NamespacedTools
 from forerun.serve.dialects.responses_output import CallItem, MessageItem, OutputItem, ReasoningItem
 from forerun.serve.dialects.responses_request import ResponsesRequest
-from forerun.serve.dialects.transport import Encoder, Json
+from forerun.serve.dialects.transport import EventEncoder, Json
 from forerun.serve.errors import ApiError
 
 
@@ -22,12 +22,12 @@ class Named(NamedTuple):
     model: str
 
 
-class ResponsesEncoder(Encoder):
+class ResponsesEncoder(EventEncoder):
     """One response; `answer` is the same object that the last event of a stream carries."""
 
-    def __init__(self, run: ChatRun | Named, request: ResponsesRequest, box: ToolBox) -> None:
-        self._run_id, self._places = run.id, box.places
-        self.answer = _empty_response(run, request, box)
+    def __init__(self, run: ChatRun | Named, request: ResponsesRequest, declared: NamespacedTools) -> None:
+        self._run_id, self._places = run.id, declared.places
+        self.answer = _empty_response(run, request, declared)
         options = request.reasoning
         self._as_summary = options is not None and (options.summary or options.generate_summary or "none") != "none"
         self._open: OutputItem | None = None
@@ -142,7 +142,7 @@ def _usage(usage: Usage) -> Json:
     }
 
 
-def _empty_response(run: ChatRun | Named, request: ResponsesRequest, box: ToolBox) -> Json:
+def _empty_response(run: ChatRun | Named, request: ResponsesRequest, declared: NamespacedTools) -> Json:
     """With everything that is known before the answer; what the request left open is null."""
     dumped = request.model_dump(exclude_none=True, by_alias=True)
     text, reasoning = dumped.get("text", {}), dumped.get("reasoning", {})
@@ -171,7 +171,7 @@ def _empty_response(run: ChatRun | Named, request: ResponsesRequest, box: ToolBo
         "temperature": request.temperature,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": dumped.get("tool_choice", "auto"),
-        "tools": box.echoed,
+        "tools": declared.echoed,
         "top_logprobs": request.top_logprobs,
         "top_p": request.top_p,
         "truncation": "disabled",

@@ -11,7 +11,7 @@ from forerun.serve.routes.media_parts import AudioPart
 from forerun.serve.routes.strict import SentBack, Several, Strict
 
 
-class Text(Strict):
+class InputText(Strict):
     """Text of a message; answers come back with what they were sent with."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
@@ -54,7 +54,7 @@ class Unreadable(Strict):
 
 
 Media = Image | AudioPart | Video
-Part = Annotated[Text | Refusal | Media | Unreadable, Field(discriminator="type")]
+InputPart = Annotated[InputText | Refusal | Media | Unreadable, Field(discriminator="type")]
 
 
 class Item(SentBack):
@@ -64,12 +64,12 @@ class Item(SentBack):
     status: str | None = None
 
 
-class Message(Item):
+class InputMessage(Item):
     """A turn, or part of one."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Several[Part]
+    content: str | Several[InputPart]
     phase: str | None = None
 
 
@@ -99,18 +99,18 @@ class CallOutput(Item):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: str | Several[Part]
+    output: str | Several[InputPart]
     name: str | None = None
     namespace: str | None = None
     caller: dict[str, Any] | None = None
 
 
-class Reasoning(Item):
+class InputReasoning(Item):
     """What the model thought; the summary is all there is where a client asked for one."""
 
     type: Literal["reasoning"]
-    summary: Several[Text] = Field(default_factory=list)
-    content: Several[Text] | None = None
+    summary: Several[InputText] = Field(default_factory=list)
+    content: Several[InputText] | None = None
     encrypted_content: str | None = None
 
 
@@ -221,11 +221,11 @@ def _item_tag(value: Any) -> str:
 
 
 AnyItem = Annotated[
-    Annotated[Message, Tag("message item")]
+    Annotated[InputMessage, Tag("message item")]
     | Annotated[FunctionCall, Tag("function_call item")]
     | Annotated[CustomToolCall, Tag("custom_tool_call item")]
     | Annotated[CallOutput, Tag("call_output item")]
-    | Annotated[Reasoning, Tag("reasoning item")]
+    | Annotated[InputReasoning, Tag("reasoning item")]
     | Annotated[AdditionalTools, Tag("additional_tools item")]
     | Annotated[ForeignItem, Tag("foreign item")]
     | Annotated[ItemReference, Tag("item_reference item")],

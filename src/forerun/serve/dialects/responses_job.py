@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, Thinking, Tool, ToolChoice
+from forerun.serve.chat_job import ChatJob, GenerationWish, OutputFormat, ThinkingWish, Tool, ToolChoice
 from forerun.serve.dialects import responses_items as items
 from forerun.serve.dialects.conversation import (
     Conversation,
@@ -20,10 +20,10 @@ from forerun.serve.dialects.fields import limit
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.responses_request import (
     AllowedTools,
-    NamedTool,
-    Prompt,
+    InputTokensRequest,
     ResponsesRequest,
     SchemaFormat,
+    ToolChoiceFunction,
 )
 from forerun.serve.effort import thinking_for
 from forerun.serve.errors import bad_request
@@ -36,7 +36,7 @@ OWN_NAMESPACE = "functions"  # where Codex keeps its own functions: they go by t
 
 
 @dataclass(slots=True)
-class ToolBox:
+class NamespacedTools:
     """The functions of a request, those inside namespaces under joined names."""
 
     tools: list[Tool] = field(default_factory=list)
@@ -75,23 +75,23 @@ def joined(namespace: str | None, name: str) -> str:
     return name if namespace in (None, "", OWN_NAMESPACE) else f"{namespace}__{name}"
 
 
-def make_job(request: Prompt, notes: Notes) -> tuple[ChatJob, ToolBox]:
+def make_job(request: InputTokensRequest, notes: Notes) -> tuple[ChatJob, NamespacedTools]:
     """The job, and which tools of the request it has."""
     _check(request, notes)
-    box = ToolBox()
-    box.add(request.tools or (), notes)
+    declared = NamespacedTools()
+    declared.add(request.tools or (), notes)
     conversation = Conversation()
     conversation.system(request.instructions or "")
     if isinstance(request.input, str):
         conversation.user(request.input)
     else:
         for index, item in enumerate(request.input or ()):
-            _add_item(conversation, box, item, f"input[{index}]", notes)
+            _add_item(conversation, declared, item, f"input[{index}]", notes)
     conversation.end()
     if not any(message["role"] != "system" for message in conversation.messages):
         raise bad_request("'input' has nothing to answer.", "input")
-    check_names(box.tools)
-    choice, tools = _choice(request, box.tools, notes)
+    check_names(declared.tools)
+    choice, tools = _choice(request, declared.tools, notes)
     thinking, options = request.template(_thinking(request, notes))
     return ChatJob(
         messages=conversation.messages,
@@ -102,10 +102,10 @@ def make_job(request: Prompt, notes: Notes) -> tuple[ChatJob, ToolBox]:
         thinking=thinking,
         template_options=options,
         param="input",
-    ), box
+    ), declared
 
 
-def _wish(request: Prompt) -> GenerationWish:
+def _wish(request: InputTokensRequest) -> GenerationWish:
     output = _output(request)
     if not isinstance(request, ResponsesRequest):
         return request.wish(output=output)
@@ -124,25 +124,25 @@ def _logprobs(request: ResponsesRequest) -> int | None:
     return 0 if LOGPROBS in (request.include or ()) else None
 
 
-def _output(request: Prompt) -> OutputFormat | None:
+def _output(request: InputTokensRequest) -> OutputFormat | None:
     wanted = request.text.format if request.text else None
     if isinstance(wanted, SchemaFormat):
         return OutputFormat("json_schema", wanted.schema_, "text.format")
     return OutputFormat("json_object", param="text.format") if wanted and wanted.type == "json_object" else None
 
 
-def _thinking(request: Prompt, notes: Notes) -> Thinking:
+def _thinking(request: InputTokensRequest, notes: Notes) -> ThinkingWish:
     options = request.reasoning
     if options is not None and options.context not in (None, "auto"):
         notes.unused("reasoning.context")
-    thinking = thinking_for(options.effort) if options else Thinking()
+    thinking = thinking_for(options.effort) if options else ThinkingWish()
     budget = request.thinking_budget if isinstance(request, ResponsesRequest) else None
-    return thinking if budget is None else Thinking(thinking.enabled, budget)
+    return thinking if budget is None else ThinkingWish(thinking.enabled, budget)
 
 
-def _choice(request: Prompt, tools: Sequence[Tool], notes: Notes) -> tuple[ToolChoice, Sequence[Tool]]:
+def _choice(request: InputTokensRequest, tools: Sequence[Tool], notes: Notes) -> tuple[ToolChoice, Sequence[Tool]]:
     wanted, parallel = request.tool_choice, request.parallel_tool_calls is not False
-    if isinstance(wanted, NamedTool):
+    if isinstance(wanted, ToolChoiceFunction):
         return ToolChoice("named", wanted.name, parallel), tools
     if isinstance(wanted, AllowedTools):
         names, known = set(), {tool.name for tool in tools}
@@ -157,17 +157,17 @@ def _choice(request: Prompt, tools: Sequence[Tool], notes: Notes) -> tuple[ToolC
     return ToolChoice(wanted or "auto", parallel=parallel), tools
 
 
-def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, notes: Notes) -> None:
+def _add_item(conversation: Conversation, declared: NamespacedTools, item: Any, param: str, notes: Notes) -> None:
     if isinstance(item, items.Item):
         notes.fields(item, "phase", "caller", "encrypted_content")
     match item:
-        case items.Message(role="assistant"):
+        case items.InputMessage(role="assistant"):
             conversation.says(_text(item.content, "", f"{param}.content", notes))
-        case items.Message(role="user"):
+        case items.InputMessage(role="user"):
             _add_user(conversation, item.content, f"{param}.content", notes)
-        case items.Message():
+        case items.InputMessage():
             conversation.system(_text(item.content, BETWEEN, f"{param}.content", notes))
-        case items.Reasoning():
+        case items.InputReasoning():
             conversation.thinks(_text(item.content or item.summary, BETWEEN, param, notes))
         case items.FunctionCall():
             name = joined(item.namespace, item.name)
@@ -179,7 +179,7 @@ def _add_item(conversation: Conversation, box: ToolBox, item: Any, param: str, n
             name = joined(item.namespace, item.name) if item.name else ""
             conversation.result(item.call_id, text, media, name)
         case items.AdditionalTools():
-            box.add(item.tools, notes)
+            declared.add(item.tools, notes)
         case items.ItemReference():
             said = "This server keeps no items: send the items themselves, with 'store': false."
             raise bad_request(said, param, "unsupported_parameter")
@@ -231,7 +231,7 @@ def _text(content: str | Sequence[Any], between: str, param: str, notes: Notes) 
     return between.join(texts)
 
 
-def _check(request: Prompt, notes: Notes) -> None:
+def _check(request: InputTokensRequest, notes: Notes) -> None:
     """What cannot be had is refused; what clients always send, and what changes nothing here, is noted."""
     if request.previous_response_id is not None or request.conversation is not None:
         name = "conversation" if request.previous_response_id is None else "previous_response_id"

@@ -44,14 +44,14 @@ class ReasoningOptions(Strict):
     context: str | None = None
 
 
-class StreamOptions(Strict):
+class ResponsesStreamOptions(Strict):
     """Of a stream."""
 
     include_obfuscation: bool | None = None
     reasoning_summary_delivery: str | None = None
 
 
-class NamedTool(Strict):
+class ToolChoiceFunction(Strict):
     """The one function that must be called."""
 
     type: Literal["function"]
@@ -66,7 +66,7 @@ class AllowedTools(Strict):
     tools: Several[dict[str, Any]]
 
 
-class Prompt(Extras):
+class InputTokensRequest(Extras):
     """What decides the prompt, and so its number of tokens."""
 
     model: str | None = None
@@ -74,7 +74,9 @@ class Prompt(Extras):
     instructions: str | None = None
     tools: Several[AnyTool] | None = None
     tool_choice: (
-        Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None
+        Literal["none", "auto", "required"]
+        | Annotated[ToolChoiceFunction | AllowedTools, Field(discriminator="type")]
+        | None
     ) = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -84,7 +86,7 @@ class Prompt(Extras):
     conversation: str | dict[str, Any] | None = None
 
 
-class ResponsesRequest(Prompt):
+class ResponsesRequest(InputTokensRequest):
     """All of a request; what it may name and this server does not have is told apart in `responses_job`."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"input": "Why is the sky blue?", "stream": True}]})
@@ -96,7 +98,7 @@ class ResponsesRequest(Prompt):
     stop: StopString | Several[StopString] | None = None
     thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     return_progress: bool | None = None
     include: Several[str] | None = None
     metadata: dict[str, str] | None = None

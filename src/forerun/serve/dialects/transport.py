@@ -18,7 +18,7 @@ from forerun.serve.sse import Peeked, Stream, data_event, shielded, unless_gone
 Json = dict[str, Any]
 
 
-class Encoder(ABC):
+class EventEncoder(ABC):
     """Chat events into a dialect's own: one by one for a stream, or all of them as one answer."""
 
     last_line: ClassVar[bytes] = b""  # of a stream that went well
@@ -70,7 +70,13 @@ async def start(request: Request, service: ChatService, job: ChatJob) -> ChatRun
 
 
 async def respond(
-    request: Request, run: ChatRun, encoder: Encoder, headers: Mapping[str, str], *, stream: bool | None, ping: float
+    request: Request,
+    run: ChatRun,
+    encoder: EventEncoder,
+    headers: Mapping[str, str],
+    *,
+    stream: bool | None,
+    ping: float,
 ) -> Response:
     """The run's answer in the encoder's form. What fails before the first event of a stream fails as a status."""
     if not stream:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from forerun.serve.parsing.json_text import SPACE
+from forerun.serve.parsing.piece_collector import PieceCollector
 from forerun.serve.parsing.pieces import Piece
-from forerun.serve.parsing.reader import CallReader, Reading
-from forerun.serve.parsing.said import Said
+from forerun.serve.parsing.reader import CallReader, ReaderState
 
-MakeReader = Callable[[Said, str], CallReader]
+MakeReader = Callable[[PieceCollector, str], CallReader]
 
 
 class TaggedParser:
@@ -33,7 +33,7 @@ class TaggedParser:
         make_reader: MakeReader | None = None,
     ) -> None:
         """`first_marks`: what begins calls only where the answer's text begins."""
-        self._said = Said(hold_spaces=make_reader is not None or think is not None)
+        self._said = PieceCollector(hold_spaces=make_reader is not None or think is not None)
         self._think, self._anywhere = think, think_anywhere
         self._marks, self._first_marks, self._make_reader = tuple(marks), tuple(first_marks), make_reader
         self._buffer = ""
@@ -82,11 +82,11 @@ class TaggedParser:
     def _read_call(self, reader: CallReader) -> bool:
         for index, letter in enumerate(self._buffer):
             reading = reader.feed(letter)
-            if reading is Reading.MORE:
+            if reading is ReaderState.MORE:
                 continue
             self._reader = None
             again = reader.rest
-            if reading is Reading.FAILED:
+            if reading is ReaderState.FAILED:
                 if reader.started:
                     self._said.end()
                 # The mark was text. What came after it is read again: it may have a mark in it.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from forerun.serve.parsing.json_text import SPACE, JsonReader, Step, json_string
 from forerun.serve.parsing.named_call import NamedCall
-from forerun.serve.parsing.reader import Reading
-from forerun.serve.parsing.said import Said
+from forerun.serve.parsing.piece_collector import PieceCollector
+from forerun.serve.parsing.reader import ReaderState
 from forerun.serve.parsing.schema_types import ANY, value_as_json
 
 MARKS = ("<|tool_call>",)
@@ -22,12 +22,12 @@ class GemmaReader(NamedCall):
 
     end_mark = "<tool_call|>"
 
-    def __init__(self, said: Said, mark: str) -> None:
+    def __init__(self, said: PieceCollector, mark: str) -> None:
         super().__init__(said, mark, GemmaValue())
         self._state = "call"
         self._called = ""  # of `call:`
 
-    def step(self, letter: str) -> Reading:
+    def step(self, letter: str) -> ReaderState:
         """Takes one letter of the call."""
         if self._state == "name" and letter == "{" and self.name.strip(SPACE):
             self._state, self.name = "arguments", self.name.strip(SPACE)
@@ -36,7 +36,7 @@ class GemmaReader(NamedCall):
         if not (self._in_call(letter) if self._state == "call" else self._in_name(letter)):
             return self.failed(letter)
         self.raw += letter
-        return Reading.MORE
+        return ReaderState.MORE
 
     def _in_call(self, letter: str) -> bool:
         if not self._called and letter in SPACE:

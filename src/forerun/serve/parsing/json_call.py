@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from forerun.serve.parsing.json_text import SPACE, JsonReader, Step, parse_json
-from forerun.serve.parsing.reader import Closing, Reading
-from forerun.serve.parsing.said import Said
+from forerun.serve.parsing.piece_collector import PieceCollector
+from forerun.serve.parsing.reader import Closing, ReaderState
 
 ARGUMENTS = ("arguments", "parameters")
 HERMES_MARKS = ("<tool_call>",)
@@ -21,7 +21,7 @@ class JsonCall(Closing):
     Other keys (an id) are read and left out.
     """
 
-    def __init__(self, said: Said, raw: str, first_keys: Collection[str] | None = None) -> None:
+    def __init__(self, said: PieceCollector, raw: str, first_keys: Collection[str] | None = None) -> None:
         """`first_keys`: of a call without marks; with another key first, or without arguments, it is just JSON."""
         super().__init__(said, raw)
         self._bare = first_keys is not None
@@ -34,11 +34,11 @@ class JsonCall(Closing):
         self._arguments: str | None = None
         self._told = False  # the letter at hand went out, or waits in an escape that will
 
-    def step(self, letter: str) -> Reading:
+    def step(self, letter: str) -> ReaderState:
         """Takes one letter of the object."""
         self._told = False
         reading = self._in_object(letter)
-        if reading is Reading.MORE and not self._told and not self.complete:
+        if reading is ReaderState.MORE and not self._told and not self.complete:
             self.raw += letter
         return reading
 
@@ -47,12 +47,12 @@ class JsonCall(Closing):
         if self._streaming():
             self.said.arguments(self._value.held)
 
-    def _in_object(self, letter: str) -> Reading:
+    def _in_object(self, letter: str) -> ReaderState:
         state = self._state
         if state in ("key", "value"):
             return self._in_json(letter)
         if letter in SPACE:
-            return Reading.MORE
+            return ReaderState.MORE
         if state == "open" and letter == "{":
             self._state = "key or end"
         elif state in ("key or end", "next key") and letter == '"':
@@ -66,9 +66,9 @@ class JsonCall(Closing):
             return self._closed(letter)
         else:
             return self.failed(letter)
-        return Reading.MORE
+        return ReaderState.MORE
 
-    def _in_json(self, letter: str) -> Reading:
+    def _in_json(self, letter: str) -> ReaderState:
         step, text = self._value.feed(letter)
         if step is Step.FAILED:
             self.finish()
@@ -81,20 +81,20 @@ class JsonCall(Closing):
             if self._may_stream(text):
                 self._begin_with(self._text)
         if step is Step.MORE:
-            return Reading.MORE
+            return ReaderState.MORE
         if self._state == "key":
             return self._keep_key(letter)
         if not self._keep_value():
             return self.failed(letter)
         self._state = "comma"
-        return self._in_object(letter) if step is Step.BEFORE else Reading.MORE
+        return self._in_object(letter) if step is Step.BEFORE else ReaderState.MORE
 
-    def _keep_key(self, letter: str) -> Reading:
+    def _keep_key(self, letter: str) -> ReaderState:
         self._key, self._state = _text_in(self._text), "colon"
         if self._first_keys is not None and self._key not in self._first_keys:
             return self.failed(letter)
         self._first_keys = None
-        return Reading.MORE
+        return ReaderState.MORE
 
     def _streaming(self) -> bool:
         return self.started and self._state == "value" and self._arguments is None and self._key in ARGUMENTS
@@ -127,7 +127,7 @@ class JsonCall(Closing):
         self.begin(str(self._name))
         self.said.arguments(arguments)
 
-    def _closed(self, letter: str) -> Reading:
+    def _closed(self, letter: str) -> ReaderState:
         if self._name is None or (self._bare and not self.started):
             return self.failed(letter)
         if not self.started:

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from forerun.serve.parsing.json_call import JsonCall
 from forerun.serve.parsing.json_text import SPACE
-from forerun.serve.parsing.reader import CallReader, Reading
-from forerun.serve.parsing.said import Said
+from forerun.serve.parsing.piece_collector import PieceCollector
+from forerun.serve.parsing.reader import CallReader, ReaderState
 
 # Llama 3: the mark of its interpreter, or an answer that begins with an object.
 LLAMA_MARKS = ("<|python_tag|>",)
@@ -18,14 +18,14 @@ _CALL_KEYS = ("name", "arguments", "parameters", "type", "id")
 class JsonCalls(CallReader):
     """`{...}; {...}` or `[{...}, {...}]`."""
 
-    def __init__(self, said: Said, raw: str, first_keys: Collection[str] | None = None) -> None:
+    def __init__(self, said: PieceCollector, raw: str, first_keys: Collection[str] | None = None) -> None:
         super().__init__(said, raw)
         self._first_keys = first_keys
         self._state = "open"
         self._array = False
         self._call: JsonCall | None = None
 
-    def feed(self, letter: str) -> Reading:
+    def feed(self, letter: str) -> ReaderState:
         """Takes one letter."""
         if self._call is not None:
             return self._in_call(self._call, letter)
@@ -35,7 +35,7 @@ class JsonCalls(CallReader):
         if letter not in SPACE and not self._separates(letter):
             return self.failed(letter) if self._state == "open" else self.over(self.raw + letter)
         self.raw += letter
-        return self.over("") if self._state == "closed" else Reading.MORE
+        return self.over("") if self._state == "closed" else ReaderState.MORE
 
     def finish(self) -> None:
         """Says what an object holds back; what stands between calls says nothing."""
@@ -56,19 +56,19 @@ class JsonCalls(CallReader):
             return False
         return True
 
-    def _in_call(self, call: JsonCall, letter: str) -> Reading:
+    def _in_call(self, call: JsonCall, letter: str) -> ReaderState:
         reading = call.feed(letter)
         self.started, self.raw, self.rest = call.started, call.raw, call.rest
-        if reading is Reading.OVER:
+        if reading is ReaderState.OVER:
             self._call, self._state = None, "between"
-            return Reading.MORE
+            return ReaderState.MORE
         return reading
 
 
 class LlamaReader(JsonCalls):
     """The mark may be the object's own first letter."""
 
-    def __init__(self, said: Said, mark: str) -> None:
+    def __init__(self, said: PieceCollector, mark: str) -> None:
         bare = mark in LLAMA_FIRST_MARKS
         super().__init__(said, "" if bare else mark, _CALL_KEYS)
         if bare:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from forerun.serve.parsing.json_list import JsonCalls
 from forerun.serve.parsing.json_text import SPACE, JsonReader
 from forerun.serve.parsing.named_call import NamedCall
-from forerun.serve.parsing.reader import Reading
-from forerun.serve.parsing.said import Said
+from forerun.serve.parsing.piece_collector import PieceCollector
+from forerun.serve.parsing.reader import ReaderState
 
 MARKS = ("[TOOL_CALLS]",)
 _ARGS, _CALL_ID = "[ARGS]", "[CALL_ID]"
@@ -15,13 +15,13 @@ _ARGS, _CALL_ID = "[ARGS]", "[CALL_ID]"
 class MistralReader(NamedCall):
     """What follows one mark: a name with its arguments, or a list."""
 
-    def __init__(self, said: Said, mark: str) -> None:
+    def __init__(self, said: PieceCollector, mark: str) -> None:
         super().__init__(said, mark, JsonReader())
         self._list: JsonCalls | None = None
         self._state = "name"
         self._tag = ""
 
-    def step(self, letter: str) -> Reading:
+    def step(self, letter: str) -> ReaderState:
         """Takes one letter."""
         if self._list is None and self._state == "name" and not self.name and letter in "[{":
             self._list = JsonCalls(self.said, self.raw)
@@ -36,7 +36,7 @@ class MistralReader(NamedCall):
         if not good:
             return self.failed(letter)
         self.raw += letter
-        return Reading.MORE
+        return ReaderState.MORE
 
     def finish(self) -> None:
         """Says what was begun and held back."""

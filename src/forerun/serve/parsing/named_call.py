@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from forerun.serve.parsing.json_text import SPACE, JsonReader, Step
-from forerun.serve.parsing.reader import Closing, Reading
-from forerun.serve.parsing.said import Said
+from forerun.serve.parsing.piece_collector import PieceCollector
+from forerun.serve.parsing.reader import Closing, ReaderState
 
 
 class NamedCall(Closing):
     """Arguments are told as they come, once two good letters of an object make it a call."""
 
-    def __init__(self, said: Said, mark: str, value: JsonReader) -> None:
+    def __init__(self, said: PieceCollector, mark: str, value: JsonReader) -> None:
         super().__init__(said, mark)
         self.name = ""
         self._value = value
         self._text = ""  # of the arguments, until they are told
 
-    def in_arguments(self, letter: str) -> Reading:
+    def in_arguments(self, letter: str) -> ReaderState:
         """Takes one letter of the object, its opening brace included."""
         step, text = self._value.feed(letter)
         if step in (Step.FAILED, Step.BEFORE) or not (self.started or self._text or letter in "{" + SPACE):
@@ -32,7 +32,7 @@ class NamedCall(Closing):
                 self.begin(self.name)
                 self.tell(self._text)
         if step is not Step.DONE:
-            return Reading.MORE
+            return ReaderState.MORE
         self.end()
         return self.close()
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from forerun.serve.chat_job import Tool
 from forerun.serve.parsing.json_text import SPACE, json_string
-from forerun.serve.parsing.reader import Closing, Reading
-from forerun.serve.parsing.said import Said
+from forerun.serve.parsing.piece_collector import PieceCollector
+from forerun.serve.parsing.reader import Closing, ReaderState
 from forerun.serve.parsing.schema_types import parameter_types, value_as_json
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -25,7 +25,7 @@ class QwenCoderReader(Closing):
 
     end_mark = "</tool_call>"
 
-    def __init__(self, said: Said, mark: str, tools: Sequence[Tool]) -> None:
+    def __init__(self, said: PieceCollector, mark: str, tools: Sequence[Tool]) -> None:
         super().__init__(said, mark)
         self._parameters: Mapping[str, Mapping[str, object]] = {tool.name: tool.parameters for tool in tools}
         self._state = "name" if mark == _FUNCTION else "open"
@@ -37,7 +37,7 @@ class QwenCoderReader(Closing):
         self._value: list[str] = []  # of a value that is not a text
         self._first = True  # no argument so far
 
-    def step(self, letter: str) -> Reading:
+    def step(self, letter: str) -> ReaderState:
         """Takes one letter of the call."""
         if self._state == "value":
             return self._in_value(letter)
@@ -46,7 +46,7 @@ class QwenCoderReader(Closing):
             return self.failed(letter)
         if not self.complete and self._state != "value":
             self.raw += letter
-        return Reading.MORE
+        return ReaderState.MORE
 
     def finish(self) -> None:
         """Says the part of a value that was held back."""
@@ -97,17 +97,17 @@ class QwenCoderReader(Closing):
         self.tell(f'{"{" if self._first else ", "}"{json_string(key)}": {quote}')
         self._state, self._begun, self._held, self._value, self._first = "value", False, "", [], False
 
-    def _in_value(self, letter: str) -> Reading:
+    def _in_value(self, letter: str) -> ReaderState:
         if not self._begun:
             self._begun = True
             if letter == "\n":
-                return Reading.MORE
+                return ReaderState.MORE
         held = self._held + letter
         ends = (_PARAMETER_END, "\n" + _PARAMETER_END)
         if held in ends:
             self.tell('"' if self._types == _TEXT else value_as_json("".join(self._value), self._types))
             self._state = "between"
-            return Reading.MORE
+            return ReaderState.MORE
         sure = 0
         while not any(end.startswith(held[sure:]) for end in ends):
             sure += 1
@@ -116,4 +116,4 @@ class QwenCoderReader(Closing):
             self.tell(json_string(held[:sure]))
         else:
             self._value.append(held[:sure])
-        return Reading.MORE
+        return ReaderState.MORE

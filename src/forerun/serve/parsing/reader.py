@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from enum import Enum
 
 from forerun.serve.parsing.json_text import SPACE
-from forerun.serve.parsing.said import Said
+from forerun.serve.parsing.piece_collector import PieceCollector
 
 
-class Reading(Enum):
+class ReaderState(Enum):
     """Where a reader is after one more letter."""
 
     MORE = "more"
@@ -24,14 +24,14 @@ class CallReader(ABC):
     a call that fails later is ended as far as it came, and the text goes on behind it.
     """
 
-    def __init__(self, said: Said, raw: str) -> None:
+    def __init__(self, said: PieceCollector, raw: str) -> None:
         self.said = said
         self.started = False  # a call has begun and is not ended
         self.raw = raw  # letters taken that nothing has been said of
         self.rest = ""  # letters to be read again as text
 
     @abstractmethod
-    def feed(self, letter: str) -> Reading:
+    def feed(self, letter: str) -> ReaderState:
         """Takes one letter."""
 
     @abstractmethod
@@ -53,15 +53,15 @@ class CallReader(ABC):
         self.said.end()
         self.started, self.raw = False, ""
 
-    def over(self, rest: str) -> Reading:
+    def over(self, rest: str) -> ReaderState:
         """Nothing more to read; `rest` goes back."""
         self.raw, self.rest = "", rest
-        return Reading.OVER
+        return ReaderState.OVER
 
-    def failed(self, letter: str) -> Reading:
+    def failed(self, letter: str) -> ReaderState:
         """Not a call from here on; the letter goes back."""
         self.rest = letter
-        return Reading.FAILED
+        return ReaderState.FAILED
 
 
 class Closing(CallReader):
@@ -69,17 +69,17 @@ class Closing(CallReader):
 
     end_mark = ""  # empty: there is none
 
-    def __init__(self, said: Said, raw: str) -> None:
+    def __init__(self, said: PieceCollector, raw: str) -> None:
         super().__init__(said, raw)
         self.complete = False  # but for its end mark
         self._behind, self._seen = "", ""  # the call: all letters, and those that may be the mark
 
-    def close(self) -> Reading:
+    def close(self) -> ReaderState:
         """The call is complete; its end mark may come."""
         self.complete = True
-        return Reading.MORE if self.end_mark else self.over("")
+        return ReaderState.MORE if self.end_mark else self.over("")
 
-    def feed(self, letter: str) -> Reading:
+    def feed(self, letter: str) -> ReaderState:
         """Takes one letter."""
         if not self.complete:
             return self.step(letter)
@@ -88,8 +88,8 @@ class Closing(CallReader):
             self._seen += letter
         if self._seen == self.end_mark:
             return self.over("")
-        return Reading.MORE if self.end_mark.startswith(self._seen) else self.over(self._behind)
+        return ReaderState.MORE if self.end_mark.startswith(self._seen) else self.over(self._behind)
 
     @abstractmethod
-    def step(self, letter: str) -> Reading:
+    def step(self, letter: str) -> ReaderState:
         """Takes one letter of a call."""

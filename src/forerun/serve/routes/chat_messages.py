@@ -34,8 +34,8 @@ class RefusalPart(Strict):
     refusal: str
 
 
-Part = Annotated[TextPart | RefusalPart | AnyMediaPart, BeforeValidator(refuse_others)]
-Text = str | Annotated[Several[Part], Field(max_length=MAX_PARTS)]
+ChatMessagePart = Annotated[TextPart | RefusalPart | AnyMediaPart, BeforeValidator(refuse_others)]
+Text = str | Annotated[Several[ChatMessagePart], Field(max_length=MAX_PARTS)]
 
 
 class CalledFunction(SentBack):
@@ -55,7 +55,7 @@ class ToolCall(SentBack):
     index: Annotated[int, Field(ge=0, le=MAX_CALLS)] | None = None  # clients that keep deltas send it back
 
 
-class Message(SentBack):
+class ChatMessage(SentBack):
     """A turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from forerun.serve.chat_job import ChatJob, Thinking, Tool, ToolChoice
+from forerun.serve.chat_job import ChatJob, ThinkingWish, Tool, ToolChoice
 from forerun.serve.dialects.conversation import check_choice, check_names
 from forerun.serve.dialects.fields import LARGEST, Limit, limit
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.effort import Effort, switched, thinking_for
 from forerun.serve.errors import bad_request
-from forerun.serve.routes.chat_messages import MAX_MESSAGES, FunctionName, Message
+from forerun.serve.routes.chat_messages import MAX_MESSAGES, ChatMessage, FunctionName
 from forerun.serve.routes.media_parts import ImagePart
 from forerun.serve.routes.openai_fields import MAX_TOP_LOGPROBS, GenerationFields
 from forerun.serve.routes.strict import Json, Several, Strict
@@ -24,7 +24,7 @@ MAX_TOOLS = 512
 Budget = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
-class Function(Strict):
+class FunctionDefinition(Strict):
     """A tool's definition."""
 
     name: FunctionName
@@ -33,11 +33,11 @@ class Function(Strict):
     strict: bool | None = None
 
 
-class FunctionTool(Strict):
+class ChatFunctionTool(Strict):
     """Functions are the only tools that a model on its own can call."""
 
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
 
 class NamedFunction(Strict):
@@ -46,14 +46,14 @@ class NamedFunction(Strict):
     name: FunctionName
 
 
-class NamedTool(Strict):
+class NamedToolChoice(Strict):
     """`tool_choice` as an object."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class Reasoning(Strict):
+class OpenRouterReasoning(Strict):
     """OpenRouter's way to say how much is thought."""
 
     effort: Effort | None = None
@@ -68,16 +68,16 @@ class ChatRequest(GenerationFields):
 
     model_config = ConfigDict(title="ChatCompletionRequest")
 
-    messages: Annotated[Several[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[Several[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[Several[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: FunctionName | NamedTool | None = None
+    tools: Annotated[Several[ChatFunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: FunctionName | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
-    reasoning: Reasoning | None = None
+    reasoning: OpenRouterReasoning | None = None
     thinking_budget: Budget | None = None
     thinking_token_budget: Budget | None = None
     chat_template_kwargs: Annotated[dict[str, Json], Field(max_length=50)] | None = None
@@ -146,9 +146,9 @@ class ChatRequest(GenerationFields):
             choice = ToolChoice("named", wanted if isinstance(wanted, str) else wanted.function.name, parallel)
         return check_choice(choice, tools)
 
-    def _thinking(self, options: dict[str, Any]) -> Thinking:
+    def _thinking(self, options: dict[str, Any]) -> ThinkingWish:
         """From any of the fields that say so; `enable_thinking` is taken out of the template's options."""
-        inner = self.reasoning or Reasoning()
+        inner = self.reasoning or OpenRouterReasoning()
         thinking = thinking_for(self.reasoning_effort or inner.effort)
         if inner.enabled is not None and thinking.enabled is None:
             thinking = replace(thinking, enabled=inner.enabled)
@@ -160,5 +160,5 @@ class ChatRequest(GenerationFields):
         return replace(thinking, budget=budgets.pop()) if budgets else thinking
 
 
-def _tool(function: Function) -> Tool:
+def _tool(function: FunctionDefinition) -> Tool:
     return Tool(function.name, function.description or "", function.parameters or {}, bool(function.strict))

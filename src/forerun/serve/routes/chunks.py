@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from forerun import __version__
 from forerun.serve.chat_events import ChatEvent, ChatRun, Delta, Finished, PromptProgress, Summary, TokenInfo, Usage
-from forerun.serve.dialects.transport import Encoder, Json
+from forerun.serve.dialects.transport import EventEncoder, Json
 from forerun.serve.error_bodies import openai_body
 from forerun.serve.errors import ApiError
 from forerun.serve.routes.openai_fields import GenerationFields
@@ -37,7 +37,7 @@ class WholeChoice:
             self.calls[call.index]["function"]["arguments"] += call.arguments
 
 
-class CompletionEncoder(Encoder):
+class CompletionEncoder(EventEncoder):
     """What chat and text completions have in common: everything but how a choice says something."""
 
     last_line = DONE

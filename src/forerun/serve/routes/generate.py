@@ -22,7 +22,7 @@ from forerun.serve.chat_service import ChatPipeline
 from forerun.serve.choice import likeliest
 from forerun.serve.completion_service import CompletionJob, CompletionPipeline, CompletionRun
 from forerun.serve.dialects.fields import LARGEST, Id, SamplingFields, StopString
-from forerun.serve.dialects.transport import Encoder, Json, respond
+from forerun.serve.dialects.transport import EventEncoder, Json, respond
 from forerun.serve.error_bodies import openai_body
 from forerun.serve.errors import ApiError, bad_request
 from forerun.serve.model_service import LoadedModel, ModelService
@@ -40,7 +40,7 @@ DEFAULT_MAX_TOKENS = 16  # vLLM's
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
-class SamplingParams(SamplingFields):
+class GenerateSamplingParams(SamplingFields):
     """vLLM's object of this name, as far as it concerns choosing tokens."""
 
     n: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
@@ -73,7 +73,7 @@ class SamplingParams(SamplingFields):
         )
 
 
-class StreamOptions(Strict):
+class GenerateStreamOptions(Strict):
     """Of `stream_options`."""
 
     include_usage: bool | None = None
@@ -83,11 +83,11 @@ class GenerateRequest(Strict):
     """vLLM's body. What belongs to other machines' caches is not taken."""
 
     token_ids: Annotated[Several[Id], Field(min_length=1, max_length=MAX_IDS)]
-    sampling_params: SamplingParams = Field(default_factory=SamplingParams)
+    sampling_params: GenerateSamplingParams = Field(default_factory=GenerateSamplingParams)
     request_id: RequestId | None = None
     model: Name | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: GenerateStreamOptions | None = None
     output_mode: Literal["tokens", "text"] = "tokens"
     priority: Literal[0] | None = None
 
@@ -98,10 +98,10 @@ class AbortRequest(Strict):
     request_ids: Annotated[Several[RequestId], Field(max_length=10_000)]
 
 
-class Rollout:
+class AbortableRun:
     """A `ChatRun` that others may end by its name; what it said until then is its answer."""
 
-    def __init__(self, completion: CompletionRun, name: str, known: dict[str, set[Rollout]]) -> None:
+    def __init__(self, completion: CompletionRun, name: str, known: dict[str, set[AbortableRun]]) -> None:
         run = completion.run
         self.completion, self.name, self._run, self._known = completion, name, run, known
         self.id, self.created, self.model, self.prompt_tokens = run.id, run.created, run.model, run.prompt_tokens
@@ -138,18 +138,18 @@ class Rollout:
         await self._run.close()
 
 
-class TokensEncoder(Encoder):
+class TokensEncoder(EventEncoder):
     """Events as token ids."""
 
     last_line = DONE
 
-    def __init__(self, rollout: Rollout, body: GenerateRequest) -> None:
-        params, self._rollout, self._body = body.sampling_params, rollout, body
+    def __init__(self, run: AbortableRun, body: GenerateRequest) -> None:
+        params, self._run, self._body = body.sampling_params, run, body
         self._top, self._prompt_top = params.logprobs, params.prompt_logprobs
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
         self._parts: list[Json] = [
             {"index": index, "token_ids": [], "logprobs": None if self._top is None else {"content": []}, "text": ""}
-            for index in range(len(rollout.completion.run.choices))
+            for index in range(len(run.completion.run.choices))
         ]
         self.answer: Json = {}
 
@@ -163,10 +163,10 @@ class TokensEncoder(Encoder):
             if event.tokens or event.content:
                 yield self._chunk(event.choice, event.tokens, event.content)
         elif isinstance(event, Finished):
-            ended = self._rollout.completion.run.choices[event.choice].ended
+            ended = self._run.completion.run.choices[event.choice].ended
             last: list[TokenInfo] = []
             if ended is not None and ended.stop is not None:
-                last = [stop_token(ended.stop, ended.stop_logprob, self._rollout.completion.model)]
+                last = [stop_token(ended.stop, ended.stop_logprob, self._run.completion.model)]
             chunk = self._chunk(event.choice, last, "")
             how = {"finish_reason": "abort" if ended is None else event.reason, "stop_reason": event.stop}
             chunk["choices"][0] |= how
@@ -201,11 +201,11 @@ class TokensEncoder(Encoder):
         return part if self._body.output_mode == "text" else {k: v for k, v in part.items() if k != "text"}
 
     def _head(self) -> Json:
-        return {"request_id": self._rollout.name, "output_mode": self._body.output_mode}
+        return {"request_id": self._run.name, "output_mode": self._body.output_mode}
 
     def _end(self, summary: Summary) -> Iterable[Json]:
         told = sum(len(part["token_ids"]) for part in self._parts)
-        usage = usage_body(Usage(self._rollout.prompt_tokens, told, cached=summary.usage.cached))
+        usage = usage_body(Usage(self._run.prompt_tokens, told, cached=summary.usage.cached))
         self.answer = self._head() | {
             "choices": [self._shown(part) for part in self._parts],
             "prompt_logprobs": self._prompt_logprobs(),
@@ -218,7 +218,7 @@ class TokensEncoder(Encoder):
     def _prompt_logprobs(self) -> list[Json | None] | None:
         if self._prompt_top is None:
             return None
-        first, *others = self._rollout.completion.prompt_tokens(0)
+        first, *others = self._run.completion.prompt_tokens(0)
         assert first.logprob is None, "nothing comes before it"
         return [None, *(self._rated(token, self._prompt_top) for token in others)]
 
@@ -242,7 +242,7 @@ def stop_token(token: int, logprob: Logprob | None, model: LoadedModel) -> Token
 def router(chats: ChatPipeline, texts: CompletionPipeline, models: ModelService, settings: ServeSettings) -> APIRouter:
     """For programs that think in tokens."""
     routes = APIRouter(tags=["tokens"])
-    known: dict[str, set[Rollout]] = {}  # under way, by the name of the request
+    known: dict[str, set[AbortableRun]] = {}  # under way, by the name of the request
 
     @routes.post("/inference/v1/generate", response_model=None)
     async def generate(body: GenerateRequest, request: Request) -> Response:
@@ -252,16 +252,16 @@ def router(chats: ChatPipeline, texts: CompletionPipeline, models: ModelService,
             raise bad_request("'prompt_logprobs' come with whole answers only.", "sampling_params.prompt_logprobs")
         job = body.sampling_params.job(body.token_ids)
         completion = await unless_gone(request, texts.start(job), lambda started: started.run.close())
-        rollout = Rollout(completion, body.request_id or uuid.uuid4().hex, known)
-        encoder = TokensEncoder(rollout, body)
-        return await respond(request, rollout, encoder, {}, stream=body.stream, ping=settings.ping)
+        run = AbortableRun(completion, body.request_id or uuid.uuid4().hex, known)
+        encoder = TokensEncoder(run, body)
+        return await respond(request, run, encoder, {}, stream=body.stream, ping=settings.ping)
 
     @routes.post("/abort_requests", response_model=None)
     async def abort_requests(body: AbortRequest) -> Response:
         """End answers of /inference/v1/generate by their `request_id`; each has what was said until then."""
         for name in body.request_ids:
-            for rollout in [*known.get(name, ())]:
-                await rollout.abort()
+            for run in [*known.get(name, ())]:
+                await run.abort()
         return Response(status_code=200)
 
     @routes.post("/v1/chat/completions/render")
@@ -292,7 +292,7 @@ def router(chats: ChatPipeline, texts: CompletionPipeline, models: ModelService,
 def rendered(body: GenerationFields, ids: Sequence[int], more: Mapping[str, Any], output: OutputFormat | None) -> Json:
     """A `GenerateRequest`: fields of the same names, and those that have others there."""
     said = body.model_dump(exclude_none=True, by_alias=True)
-    sampling = {name: said[name] for name in SamplingParams.model_fields if name in said and name not in more}
+    sampling = {name: said[name] for name in GenerateSamplingParams.model_fields if name in said and name not in more}
     sampling |= {name: value for name, value in more.items() if value is not None}
     if output is not None:
         kinds = {"json_schema": "json", "json_object": "json_object"}

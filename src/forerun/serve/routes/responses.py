@@ -13,7 +13,7 @@ from forerun.serve.chat_events import ChatService
 from forerun.serve.dialects.notes import Notes
 from forerun.serve.dialects.responses_events import Named, ResponsesEncoder
 from forerun.serve.dialects.responses_job import make_job
-from forerun.serve.dialects.responses_request import Prompt, ResponsesRequest
+from forerun.serve.dialects.responses_request import InputTokensRequest, ResponsesRequest
 from forerun.serve.dialects.transport import respond, start
 from forerun.serve.errors import ApiError
 from forerun.serve.settings import ServeSettings
@@ -28,7 +28,7 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
     async def create(body: ResponsesRequest, request: Request) -> Response:
         """An answer in the form of the Responses API, whole or as events."""
         notes = _notes(body)
-        job, box = make_job(body, notes)
+        job, declared = make_job(body, notes)
         try:
             run = await start(request, service, job)
         except ApiError as error:
@@ -36,19 +36,19 @@ def router(service: ChatService, settings: ServeSettings) -> APIRouter:
                 raise
             # OpenAI says this in a stream, and that is where Codex looks for it before it shortens the conversation.
             unborn = Named(uuid.uuid4().hex, int(time.time()), service.model)
-            return _failed_stream(ResponsesEncoder(unborn, body, box), error, notes)
-        encoder = ResponsesEncoder(run, body, box)
+            return _failed_stream(ResponsesEncoder(unborn, body, declared), error, notes)
+        encoder = ResponsesEncoder(run, body, declared)
         return await respond(request, run, encoder, notes.headers(), stream=body.stream, ping=settings.ping)
 
     @routes.post("/v1/responses/input_tokens", response_model=None)
-    async def count(body: Prompt) -> Response:
+    async def count(body: InputTokensRequest) -> Response:
         """How many tokens such a request has, template and tools included."""
         notes = _notes(body)
         job, _ = make_job(body, notes)
         count: dict[str, Any] = {"object": "response.input_tokens", "input_tokens": await service.count_tokens(job)}
         return JSONResponse(count, headers=notes.headers())
 
-    def _notes(body: Prompt) -> Notes:
+    def _notes(body: InputTokensRequest) -> Notes:
         notes = Notes()
         notes.model(body.model, service.model)
         body.note_harmless(notes, strict=settings.strict_fields)

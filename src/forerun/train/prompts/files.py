@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError
-from forerun.train.prompts.prompt import Prompt
+from forerun.train.prompts.prompt import TrainingPrompt
 
 KINDS = (".txt", ".jsonl", ".md")  # what is looked for below folders
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -22,13 +22,13 @@ SPEAKERS = {
 }  # fmt: skip
 
 
-def read_prompts(paths: Sequence[Path]) -> list[Prompt]:
+def read_prompts(paths: Sequence[Path]) -> list[TrainingPrompt]:
     """All prompts of files, and of every .txt, .md and .jsonl file below folders.
 
     Text: prompts are separated by blank lines when there are any, else each line is one. JSON lines, and the list of a
     .json file: see `prompt_of`.
     """
-    found: list[Prompt] = []
+    found: list[TrainingPrompt] = []
     for path in paths:
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix.lower() in KINDS and file.is_file())
@@ -43,7 +43,7 @@ def read_prompts(paths: Sequence[Path]) -> list[Prompt]:
     return found
 
 
-def _read(file: Path) -> list[Prompt]:
+def _read(file: Path) -> list[TrainingPrompt]:
     text, kind = read_text(file), file.suffix.lower()
     if kind == ".json" and text.lstrip().startswith("["):
         entries = enumerate(_parsed(text, str(file)), start=1)
@@ -57,7 +57,7 @@ def _read(file: Path) -> list[Prompt]:
     return [prompt.strip() for prompt in prompts if prompt.strip()]
 
 
-def prompt_of(line: str, where: str) -> Prompt:
+def prompt_of(line: str, where: str) -> TrainingPrompt:
     """The prompt of one line of JSON, in any of the usual forms.
 
     {"prompt"}; {"messages": [{"role", "content"}]}; {"conversations": [{"from", "value"}]}; {"instruction", "input" or
@@ -83,7 +83,7 @@ def _parsed(text: str, where: str) -> Any:
         raise ForerunError(f"{where}: not valid JSON") from error
 
 
-def _prompt(entry: Any, where: str) -> Prompt:
+def _prompt(entry: Any, where: str) -> TrainingPrompt:
     if not isinstance(entry, dict):
         raise ForerunError(f"{where}: not an object with a field {FORMS}")
     for field in ("messages", "conversations", "conversation", "prompt"):
@@ -116,7 +116,7 @@ def _check_characters(text: str, where: str) -> None:
         raise ForerunError(f"{where}: the prompt holds half of a character (an unpaired surrogate)") from error
 
 
-def _conversation(turns: Any, where: str) -> Prompt:
+def _conversation(turns: Any, where: str) -> TrainingPrompt:
     """Messages up to the user's last one; a user's only message is plain text."""
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise ForerunError(f"{where} must be a list of objects")

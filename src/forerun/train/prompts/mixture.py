@@ -12,7 +12,7 @@ from pathlib import Path
 from forerun.train.prompts import documents
 from forerun.train.prompts.passages import code_prompt, excerpt, long_text, notice, passage_prompt, reading_prompt
 from forerun.train.prompts.phrases import Phrases, casual, read_rules
-from forerun.train.prompts.prompt import Prompt
+from forerun.train.prompts.prompt import TrainingPrompt
 
 TEXTS = read_rules("mixture")
 ARTICLES = 64  # of the latest answers, to put together
@@ -48,7 +48,7 @@ def read_corpus(texts: Path | None = None) -> Corpus:
     return Corpus(documents.manual_paragraphs(), docstrings, functions, added)
 
 
-def built_in_prompts(seed: int, corpus: Corpus) -> Iterator[Prompt]:
+def built_in_prompts(seed: int, corpus: Corpus) -> Iterator[TrainingPrompt]:
     """Endless prompts of all kinds."""
     chance = random.Random(f"forerun {seed}")
     manual, docstrings, functions, added = corpus.manual, corpus.docstrings, corpus.functions, corpus.added
@@ -81,14 +81,14 @@ def _long_document(corpus: Corpus, chance: random.Random) -> str:
     return long_text([notice(chance) for _ in range(8)], chance)
 
 
-def _with_system(text: str, chance: random.Random) -> Prompt:
+def _with_system(text: str, chance: random.Random) -> TrainingPrompt:
     if chance.random() > 0.06:
         return text
     system = Phrases(TEXTS, chance).fill("{systems}")
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
-def next_turns(talks: Iterable[tuple[Prompt, str]], seed: int) -> Iterator[Prompt]:
+def next_turns(talks: Iterable[tuple[TrainingPrompt, str]], seed: int) -> Iterator[TrainingPrompt]:
     """From prompts and their answers: the conversation goes on, or answers are the passage of a new task.
 
     Some answers together make a long input, the way search results do.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-Prompt = str | list[dict[str, str]]
+TrainingPrompt = str | list[dict[str, str]]
 
 
-def text_of(prompt: Prompt) -> str:
+def text_of(prompt: TrainingPrompt) -> str:
     """What the user wrote, for comparing prompts."""
     if isinstance(prompt, str):
         return prompt

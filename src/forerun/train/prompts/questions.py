@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forerun.errors import ForerunError
 from forerun.train.prompts.files import prompt_of, read_text
-from forerun.train.prompts.prompt import Prompt
+from forerun.train.prompts.prompt import TrainingPrompt
 
 EVERYDAY, WIDE = "everyday", "wide"
 BUILT_IN = {EVERYDAY: "data/eval_prompts.jsonl", WIDE: "data/eval_wide.jsonl"}
@@ -21,7 +21,7 @@ class Question:
 
     collection: str
     category: str
-    prompt: Prompt
+    prompt: TrainingPrompt
     long: bool  # whether it brings a text of some hundred tokens along
 
 

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from forerun.train.prompts.prompt import Prompt
+from forerun.train.prompts.prompt import TrainingPrompt
 
 LONG = 300  # tokens
 SHARES = (0.1, 0.5, 0.9)
@@ -29,21 +29,26 @@ EXPECTED = ("question", "writing", "maths", "code", "summary")
 FEW = 0.01
 
 
-def kind_of(prompt: Prompt) -> str:
+def kind_of(prompt: TrainingPrompt) -> str:
     """What a prompt asks for, guessed from its words; what it asks stands at its beginning or its end."""
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     asked = (text if len(text) < 600 else f"{text[:300]}\n{text[-300:]}").lower()
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, asked)), "other")
 
 
-def nearly(prompt: Prompt) -> str:
+def nearly(prompt: TrainingPrompt) -> str:
     """The same for prompts that differ in case and signs alone."""
     said = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
     return " ".join(re.findall(r"\w+", said.lower())) or said
 
 
 def survey(
-    prompts: Sequence[Prompt], lengths: Sequence[int], most: int, repeated: int, evaluated: int, refused: int = 0
+    prompts: Sequence[TrainingPrompt],
+    lengths: Sequence[int],
+    most: int,
+    repeated: int,
+    evaluated: int,
+    refused: int = 0,
 ) -> list[str]:
     """Lines for people to read, about prompts of so many tokens; `most`: tokens that one may have.
 
@@ -68,6 +73,6 @@ def survey(
     return told
 
 
-def _goes_on(prompt: Prompt) -> bool:
+def _goes_on(prompt: TrainingPrompt) -> bool:
     """Did somebody answer before? What a system message says is no turn."""
     return not isinstance(prompt, str) and sum(message["role"] != "system" for message in prompt) > 1

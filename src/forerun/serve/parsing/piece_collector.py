@@ -13,7 +13,7 @@ from forerun.serve.parsing.pieces import CallArguments, CallEnd, CallStart, Cont
 _Kind = type[Reasoning] | type[Content] | type[CallStart] | type[CallArguments]
 
 
-class Said:
+class PieceCollector:
     """Collects pieces; adjacent ones of a kind become one."""
 
     def __init__(self, *, hold_spaces: bool) -> None:
