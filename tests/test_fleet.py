@@ -366,7 +366,7 @@ def test_a_rolling_update_loses_nothing(port: int, address: str, folder: Path, e
         run(plan(folder, port, replicas=4, metrics_names=("forerun", "vllm"), max_choices=8))
         until(lambda: running(4) and not set(before) & set(replica_processes()), 90)
         after = len(load.replies)
-        until(lambda: len(load.replies) > after + 8, 30)
+        until(lambda: len(load.replies) > after + 8, 90)
     right, wrong = load.check()
     print(f"rolled: {right} answers, {wrong} errors")
     assert wrong == 0 and right > 32
@@ -425,7 +425,7 @@ def test_another_model_takes_over_under_load(port: int, address: str, tmp_path: 
         run(plan(other, port, replicas=4, metrics_names=("forerun", "vllm")))
         until(lambda: running(4), 90)
         after = len(load.replies)
-        until(lambda: len(load.replies) > after + 8, 30)
+        until(lambda: len(load.replies) > after + 8, 90)
     right, wrong = load.check()
     print(f"another model: {right} answers, {wrong} errors")
     assert wrong == 0 and right > 32
