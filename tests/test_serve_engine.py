@@ -360,6 +360,6 @@ def test_forty_answers_without_a_maximum_in_a_cache_smaller_than_the_context(
         props = call(address, "/props").json
         assert (props["context"], props["cache_tokens"]) == (room, room)
         reply = call(address, "/v1/completions", {"prompt": [5] * room, "max_tokens": 1})
-        assert reply.status == 400 and f"have room for {room} together" in reply.json["error"]["message"]
+        assert reply.status == 400 and f"maximum context length is {room} tokens" in reply.json["error"]["message"]
         until(lambda: local.state().cache_usage == 0)
     asyncio.run(local.close())

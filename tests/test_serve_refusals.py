@@ -153,6 +153,8 @@ def test_prompts_that_do_not_fit_say_how_long_they_are(address: str) -> None:
         assert reply.error["n_prompt_tokens"] > CONTEXT
         huge = chat(address, messages=[{"role": "user", "content": "x" * 500_000}], stream=stream)
         assert huge.error["code"] == "context_length_exceeded"
+        for refused in (reply, huge):  # LiteLLM and others look for OpenAI's words, not for the code
+            assert f"This model's maximum context length is {CONTEXT} tokens" in refused.error["message"]
 
 
 def test_too_many_messages_and_too_large_bodies(address: str) -> None:

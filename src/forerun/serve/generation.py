@@ -62,10 +62,11 @@ def check_characters(model: LoadedModel, characters: int, param: str) -> None:
 
 
 def too_long(context: int, tokens: int, param: str, least: str = "") -> ApiError:
-    """For a prompt that leaves no room for an answer."""
+    """For a prompt that leaves no room for an answer. It begins with OpenAI's words: some clients know it by them."""
     return ApiError(
         400,
-        f"The prompt has {least}{tokens} tokens, but prompt and answer have room for {context} together.",
+        f"This model's maximum context length is {context} tokens, for prompt and answer together. "
+        f"The prompt has {least}{tokens}.",
         param=param,
         code="context_length_exceeded",
         n_prompt_tokens=tokens,
