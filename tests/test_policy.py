@@ -13,7 +13,7 @@ from policy_world import Answer, Fixed, Machine, serve
 
 from forerun.draft.arms import ARMS
 from forerun.policy.acceptance import Priors
-from forerun.policy.costs import CostTable, RoundShape
+from forerun.policy.costs import CostTable, Proportions, RoundShape
 from forerun.policy.decision import PLAIN, Decision, NamedArm
 from forerun.policy.planning import share_rows
 from forerun.policy.policy import WARM, Policy
@@ -372,3 +372,13 @@ def test_a_pass_is_widened_step_by_step() -> None:
     wider = [width for width in widths if width > 16]
     assert wider and wider[0] <= 32 and max(widths) > 32, wider  # one draft each at first
     assert policy.costs.times(RoundShape(16, 16)) > 0
+
+
+def test_figures_of_a_busy_machine_are_unlearned() -> None:
+    """What an earlier run kept says that no row is worth its draft; no drafter but the text so far is there to look."""
+    machine = Machine(row=0.08, noise=0.02)
+    answers = [Answer(300, lambda arm, done: 0.85, lambda arm, done: 0.8 if arm == "lookup" else 0.0)] * 3
+    busy = Proportions({(1, rows): 0.98 * rows for rows in (2, 3, 4, 6, 8, 12, 16, 24)})
+    rates = [serve(machine, answers, LOOKUP, 1, Policy(CostTable(earlier)), seed=5).rate for earlier in (busy, None)]
+    plain = serve(machine, answers, LOOKUP, 1, Fixed(), seed=5).rate
+    assert rates[1] > 1.8 * plain and rates[0] > 0.8 * rates[1], (plain, rates)

@@ -47,6 +47,7 @@ class Figure:
     variance: float
     measured: int = 0
     corrected: int = 0  # the round in which it was last compared
+    remembered: bool = False  # from an earlier run
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,11 @@ class CostTable:
         earlier = self._earlier or Proportions()
         self._figures: dict[Key, Figure] = {}
         self._widest: dict[int, int] = {}  # rows that were measured, by size class
-        for (size, rows), value in earlier.passes.items():
-            self._figures["pass", size, rows] = Figure(value, (REMEMBERED * value) ** 2)
+        for (size, rows), value in plausible(earlier.passes).items():
+            self._figures["pass", size, rows] = Figure(value, (REMEMBERED * value) ** 2, remembered=True)
             self._widest[size] = max(self._widest.get(size, 0), rows)
         for (name, size), value in earlier.others.items():
-            self._figures[name, size, 0] = Figure(value, (REMEMBERED * value) ** 2)
+            self._figures[name, size, 0] = Figure(value, (REMEMBERED * value) ** 2, remembered=True)
         self._figures["pass", 1, 1] = Figure(1.0, 0.0)  # by definition
         self._level = -math.inf  # logarithm of the seconds of a plain pass now
         self._level_variance = 0.0
@@ -232,8 +233,11 @@ class CostTable:
 
     def _fit(self, parts: dict[Key, float], figures: dict[Key, Figure], expected: float, surprise: float) -> None:
         """Share a surprise, in plain passes, among all that this round was the sum of."""
-        spread = self._noise * expected**2 + sum(figures[key].variance * count**2 for key, count in parts.items())
-        bound = SURPRISE * math.sqrt(spread)
+        while True:
+            spread = self._noise * expected**2 + sum(figures[key].variance * count**2 for key, count in parts.items())
+            bound = SURPRISE * math.sqrt(spread)
+            if abs(surprise) <= bound or not self._doubts_memory(figures):
+                break
         surprise = min(max(surprise, -bound), bound)
         for key, count in parts.items():
             figure = figures[key]
@@ -260,8 +264,11 @@ class CostTable:
                 figure.variance = min(grown, (STALE * expected) ** 2)
             figure.corrected = self._measured
         level = self._level_variance + DRIFT**2
-        spread = level + self._noise + sum(figure.variance * by * by for _, figure, by in touched)
-        bound = SURPRISE * math.sqrt(spread)
+        while True:
+            spread = level + self._noise + sum(figure.variance * by * by for _, figure, by in touched)
+            bound = SURPRISE * math.sqrt(spread)
+            if abs(surprise) <= bound or not self._doubts_memory(figures):
+                break
         if drafts != self._drafted and self._resolve(touched, surprise):
             return
         if abs(surprise) > bound:
@@ -275,6 +282,20 @@ class CostTable:
         self._level += level / spread * surprise
         self._level_variance = level * (1 - level / spread)
         self._blame(touched, surprise, spread)
+
+    def _doubts_memory(self, figures: Mapping[Key, Figure]) -> bool:
+        """Is one of these from an earlier run, and never measured in this one? It was wrong: so it counts as a guess,
+        and other passes that it left are read off measured ones again.
+        """
+        wrong = [figure for figure in figures.values() if figure.remembered and not figure.measured]
+        for figure in wrong:
+            figure.remembered, figure.variance = False, (GUESSED * figure.value) ** 2
+        for key, figure in list(self._figures.items()) if wrong else ():
+            if key[0] == "pass" and figure.remembered and not figure.measured:
+                del self._figures[key]
+                self._lines.clear()
+                self._known.clear()
+        return bool(wrong)
 
     def _change(self, surprise: float) -> None:
         """Two rounds agree on something that cannot be noise: the machine is slower or faster now.
@@ -405,6 +426,19 @@ class CostTable:
             elif figure.measured:
                 kept.others[name, size] = figure.value
         return kept
+
+
+def plausible(passes: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Figures of a busy machine put right: a pass costs no more than a wider one, nor than its rows one by one.
+
+    >>> plausible({(1, 2): 2.4, (1, 8): 1.3, (1, 16): 20.0})
+    {(1, 16): 16.0, (1, 8): 1.3, (1, 2): 1.3}
+    """
+    found: dict[tuple[int, int], float] = {}
+    least: dict[int, float] = {}  # of the wider ones, by size class
+    for (size, rows), value in sorted(passes.items(), reverse=True):
+        found[size, rows] = least[size] = min(value, float(rows), least.get(size, math.inf))
+    return found
 
 
 def _pass(size: int, rows: int) -> list[tuple[Key, float]]:

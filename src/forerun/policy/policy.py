@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from forerun.draft.arms import ARMS, MAX_DEPTH, SERVED
 from forerun.policy.acceptance import Priors
-from forerun.policy.costs import CostTable, RoundShape, batch_class
+from forerun.policy.costs import FIRST_SLOPE, CostTable, RoundShape, batch_class
 from forerun.policy.decision import PLAIN, Decision, NamedArm
 from forerun.policy.planning import DraftPlan, share_rows
 from forerun.policy.records import (
@@ -45,6 +45,7 @@ REFERENCE = 2  # plain rounds of a size of batch that must be measured before an
 PATIENCE = 16  # rounds that a batch waits for them
 FEW = 8  # sequences; of more, a share is thought about in each round; rounds between thoughts where nothing drafts
 NEW = 0.15  # weight of a round in what text drafts bring
+TEXTS = "texts"  # looks at text drafts, beside those at row drafters
 
 
 class Policy:
@@ -233,6 +234,8 @@ class Policy:
             best = kept
         if size.blocked or not self._affords(best.drafter, mine, base, many, joining):
             best = plain
+        if best.drafter is None and texts and plain.tokens == many and not joining:
+            best = self._look_at_texts(size, texts, shape, base, plain)
         size.lead = best.rate * base / many
         following = set()
         waiting = []
@@ -296,6 +299,25 @@ class Policy:
                 if offers:
                     found[one.id] = max(offers, key=sum)
         return found
+
+    def _look_at_texts(
+        self, size: Size, texts: dict[int, list[float]], shape: RoundShape, base: float, plain: DraftPlan
+    ) -> DraftPlan:
+        """A round with text drafts that would pay if rows cost little: what wide passes cost may have been learned on a
+        machine that was busy, and rounds without drafts would never tell.
+        """
+        many, costs, look = shape.sequences, self.costs, self._look(size, TEXTS, "")
+
+        def times(rows: int) -> float:
+            return base * (1 + FIRST_SLOPE * (rows - shape.rows) / many)
+
+        offers = [chances[:TRIAL_DEPTH] for chances in texts.values()]
+        rate, _, tokens, price, drafts = share_rows(offers, many, shape.rows, times)
+        lost = costs.pass_times(shape.rows + drafts, many) / costs.pass_times(shape.rows, many) - tokens / many
+        if look.rest or size.blocked or rate < LEAD * plain.rate or lost > self.balance:
+            return plain
+        look.lost()
+        return DraftPlan(None, 0, price, rate, plain.times, tokens)
 
     def _plan(
         self,
