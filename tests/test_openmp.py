@@ -1,4 +1,4 @@
-"""Worker threads of torch's: kept from round to round, given back when another thread may be the next to compute."""
+"""Worker threads of torch's: an engine computes without them, others give them back."""
 
 from __future__ import annotations
 
@@ -70,38 +70,23 @@ def test_no_more_of_them_than_a_container_may_keep_busy(monkeypatch: pytest.Monk
         assert torch.get_num_threads() == threads_then
 
 
-def test_an_owner_keeps_them_between_rounds_and_not_when_it_is_idle() -> None:
-    before, idle = workers(), False
-    owner = Ownership(CPU, lambda: idle)
-    with owner:
-        compute()
-    assert becomes(before + 1)
-    idle = True
-    with owner, owner:
-        compute()
-    assert becomes(before)
-
-
-def test_who_lets_another_thread_in_gives_them_back() -> None:
-    before, owner, computed, end = workers(), Ownership(CPU), threading.Event(), threading.Event()
+def test_an_engine_computes_without_them() -> None:
+    """And its thread has them again outside, as every other thread has all the time."""
+    before, owner, told = workers(), Ownership(CPU), list[int]()
 
     def other() -> None:
-        with owner:
-            compute()
-        computed.set()
-        end.wait()
+        torch.ones(1 << 20).exp_()
+        told.append(torch.get_num_threads())
 
-    with owner:
-        compute()
-        thread = threading.Thread(target=other, daemon=True)
+    with owner, owner:
+        torch.ones(1 << 20).add_(1)
+        assert workers() == before and torch.get_num_threads() == 1
+        thread = threading.Thread(target=other)
         thread.start()
-        while not owner._outside:
-            time.sleep(0.001)
-    computed.wait()
-    assert becomes(before + 1)  # the other thread's
-    end.set()
-    thread.join()
-    assert becomes(before)
+        thread.join()
+    assert told == [2] and torch.get_num_threads() == 2
+    compute()
+    assert becomes(before + 1)
 
 
 def test_threads_that_live_on_keep_none() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
@@ -35,14 +36,37 @@ def release_workers() -> None:
         pause(SOFT)
 
 
-@cache
+class one_worker:
+    """Within it torch's operations of this thread run on it alone: they are small, and each would wait for a worker
+    that a busy machine does not run. Other threads keep theirs, which `torch.set_num_threads` would not let them.
+    """
+
+    _before = 0
+
+    def __enter__(self) -> None:
+        set_threads = _library_function("omp_set_num_threads")
+        if set_threads is not None:
+            self._before = torch.get_num_threads()  # of this thread; it is told how many on its first question
+            set_threads(1)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        set_threads = _library_function("omp_set_num_threads")
+        if self._before and set_threads is not None:
+            set_threads(self._before)
+
+
 def _pause() -> Callable[[int], int] | None:
-    """`omp_pause_resource_all` of the library that torch computes with; None where that is not GNU's."""
+    """`omp_pause_resource_all`; None where the library is not GNU's."""
+    # LLVM's would stop everybody's workers.
+    return None if _library_function("__kmpc_fork_call") else _library_function("omp_pause_resource_all")
+
+
+@cache
+def _library_function(name: str) -> Callable[[int], int] | None:
+    """Of the OpenMP that torch computes with."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     if sys.platform != "linux" or not path.exists():
         return None
-    library = ctypes.CDLL(str(path))  # finds what it depends on, too
-    if hasattr(library, "__kmpc_fork_call"):  # LLVM's would stop everybody's workers
-        return None
-    pause: Callable[[int], int] | None = getattr(library, "omp_pause_resource_all", None)
-    return pause
+    return getattr(ctypes.CDLL(str(path)), name, None)  # finds what it depends on, too

@@ -101,7 +101,7 @@ class Engine:
             away = 0 if pool.device.type == "cpu" else host // 4  # copies beside a pool in the same memory gain nothing
             pool.prefix.serve(any_row=not self._cuts_prompts, chunk=CHUNK_ROWS, host_limit=away)
         scheduler = self.scheduler = Scheduler(pool, context, max_sequences, host // 2)
-        self.owner = Ownership(pool.device, lambda: scheduler.idle, scheduler.recount)
+        self.owner = Ownership(pool.device, scheduler.recount)
         self.low_acceptance = LowAcceptance()
         self._pace = Pace(slowdown)
         self.warm = False  # see `engine/warmup.py`

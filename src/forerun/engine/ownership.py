@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from forerun.openmp import release_workers
+from forerun.openmp import one_worker
 
 log = logging.getLogger("forerun")
 
@@ -26,13 +26,11 @@ class Ownership:
     def __init__(
         self,
         device: torch.device,
-        idle: Callable[[], bool] = lambda: False,
         recover: Callable[[], None] = lambda: None,
     ) -> None:
-        """`idle`: is there nothing to do inside? `recover`: called before whoever comes in after an interruption."""
-        self._device, self._idle, self._recover = device, idle, recover
+        """`recover`: called before the first thread comes in after an interruption."""
+        self._device, self._recover = device, recover
         self._interrupted = False
-        self._outside: deque[None] = deque()  # one for each thread that waits to come in
         self._lock = threading.RLock()
         self._depth = 0
         self._inside = ExitStack()  # what the owner's thread needs around its work
@@ -43,15 +41,12 @@ class Ownership:
         self._commands.append(command)
 
     def __enter__(self) -> None:
-        self._outside.append(None)
-        try:
-            self._lock.acquire()
-        finally:
-            self._outside.pop()
+        self._lock.acquire()
         self._depth += 1
         if self._depth == 1:
             try:
                 self._inside.enter_context(torch.inference_mode())
+                self._inside.enter_context(one_worker())
                 if self._device.type == "cuda":  # kernels are launched on the current device
                     self._inside.enter_context(torch.cuda.device(self._device))
                 if self._interrupted:
@@ -70,8 +65,6 @@ class Ownership:
         try:
             if self._depth == 0:
                 self._inside.close()
-                if self._device.type == "cpu" and (self._outside or self._idle()):
-                    release_workers()  # the next one to compute may be another thread
         finally:
             self._lock.release()
 
