@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,8 +17,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from forerun.cache.chain import Found, PageChain
 from forerun.cache.groups import HOLE, PageGroup
 from forerun.cache.pages import PagePool, SequenceCache
-from forerun.cache.prefix import AllRemoved, PageEvent, PageRemoved, PageStored
+from forerun.cache.prefix import AllRemoved, CachedPage, PageEvent, PageRemoved, PageStored
 from forerun.cache.prefix_file import PrefixFacts, PrefixFile
+from forerun.cache.recurrent import SlotContents
 from forerun.kernels.interface import AttentionSpec, HeadLayout
 
 PAGE, PAGES = 4, 24
@@ -210,6 +212,40 @@ def test_pages_found_again_outlive_pages_of_texts_that_come_once() -> None:
         for _ in range(2):
             finished(pool, [1000 + number] * 30)
     assert finished(pool, [*system, 3]).found == 0
+
+
+def test_of_recurrent_states_those_go_that_save_least_for_their_age() -> None:
+    pool = small_pool()
+    index, state = pool.prefix, SlotContents([], torch.zeros(0))
+    index.most_states = 4
+    pages, others = (finished_pages(pool, tokens) for tokens in (range(40), range(50, 70)))
+
+    def kept() -> list[CachedPage]:
+        assert len(index._stateful) <= 4
+        return [page for page in (*pages, *others) if page.state is not None]
+
+    for page in (pages[4], pages[5], pages[9]):
+        index.keep_state(page, state)
+    index.keep_state(others[0], state, parts=True)
+    assert kept() == [pages[4], pages[5], pages[9], others[0]]
+    index.keep_state(others[4], state)  # of five pages' text, new: the one goes behind which nearly nothing is lost
+    assert kept() == [pages[4], pages[9], others[0], others[4]]
+    for _ in range(2):
+        index.begin_behind(pages[4])  # two texts go on from there
+    for at in range(6, 9):  # those where texts part stay, however old
+        index.keep_state(pages[at], state)
+        assert pages[4] in kept() and others[0] in kept() and pages[at] in kept()
+    for page in (*pages[:4], *others[1:4]):  # but not all of them, where there are too many
+        index.keep_state(page, state, parts=True)
+    assert len([page for page in kept() if page.parts]) <= 4 and others[0] not in kept()
+
+
+def finished_pages(pool: PagePool, tokens: Sequence[int]) -> list[CachedPage]:
+    text = Text(pool, list(tokens))
+    text.read(len(tokens))
+    pages = list(text.chain.pages)
+    text.cache.release()
+    return pages
 
 
 def test_one_text_never_fills_the_memory_of_others() -> None:

@@ -18,6 +18,7 @@ from forerun.cache.recurrent import SlotContents
 Entries = Mapping[str, tuple[int, int | None]]
 NO_ENTRIES: Entries = MappingProxyType({})
 NAME = 16  # bytes of a page's name
+OPENING = 4  # tokens, at most, that begin an answer in its prompt and not once its thoughts were dropped
 STATE_EVERY = 4096  # tokens of a prompt between two recurrent states that are kept in any case
 
 
@@ -27,6 +28,7 @@ class Found:
 
     pages: list[CachedPage]  # that a sequence may begin with
     matched: int  # tokens of the longest run of pages; recurrent state may be there for fewer
+    parts: bool = False  # does another text go on from there otherwise?
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +43,7 @@ class PageChain:
     pages: list[CachedPage] = field(default_factory=list)  # from the beginning of the text on
     left: int = 0  # of them that the sequence does not use any more: no row to come sees them
     checkpoints: set[int] = field(default_factory=set)  # tokens of the prompt after which recurrent state is kept
+    parting: set[int] = field(default_factory=set)  # of those where another text is known to part from this one
     limit: int | None = field(init=False)  # tokens from which on nothing is published; None: everything is
     _keys: list[bytes] = field(default_factory=list)
     _answer_state: CachedPage | None = None  # the last page of the answer that got a state
@@ -87,14 +90,14 @@ class PageChain:
                 break
             found.append(page)
             parent = page
-        matched = len(found) * index.page
+        matched, parts = len(found) * index.page, bool(found) and found[-1].continued
         while found:
             end = len(found) * index.page
             whole = end % index.grain == 0 and (border is None or border(end) == end)
             if whole and (index.states is None or index.state_of(found[-1]) is not None):
                 break
             found.pop()
-        return Found(found, matched)
+        return Found(found, matched, parts)
 
     def take(self, found: Found) -> None:
         """Begin with what was found, and plan where recurrent state is kept for the next one."""
@@ -102,9 +105,13 @@ class PageChain:
             page.found = True
             self.index.use(page)
             self.pages.append(page)
+        if found.pages:
+            self.index.begin_behind(found.pages[-1])
         if self.index.most_states:
             stride, start = self.index.stride, len(found.pages) * self.index.page
-            wanted = {(self.prompt - 1) // stride * stride, found.matched // stride * stride}
+            matched = found.matched // stride * stride
+            self.parting = {matched} if found.parts else set()
+            wanted = {(self.prompt - 1) // stride * stride, (self.prompt - OPENING) // stride * stride, matched}
             wanted |= set(range(STATE_EVERY // stride * stride, self.prompt, STATE_EVERY // stride * stride))
             self.checkpoints = {at for at in wanted if start < at < self.prompt and at % self.index.grain == 0}
 
@@ -140,6 +147,7 @@ class PageChain:
         end = end // index.stride * index.stride
         if end > length and end % index.grain == 0:
             self.checkpoints.add(end)
+            self.parting.add(end)
         return max((at for at in self.checkpoints if length < at <= end), default=0)
 
     def cut(self, start: int, stop: int) -> int:
@@ -206,10 +214,10 @@ class PageChain:
 
     def keep_state(self, page: CachedPage, at: int, contents: SlotContents) -> None:
         """Of an answer the latest state is enough."""
-        self.index.keep_state(page, contents)
+        self.index.keep_state(page, contents, at in self.parting)
         if at >= self.prompt:
             before, self._answer_state = self._answer_state, page
-            if before is not None and not before.found:
+            if before is not None and not before.hits:
                 self.index.drop_state(before)
 
     def leave_first(self, count: int) -> None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from forerun.kernels.interface import WIDEST, AttentionSpec, LayerPages
 
 HOLE = -1  # in a block table: a page that was given back, because no row to come sees it
+
+
+def _zeroable(pages: torch.Tensor) -> torch.Tensor | np.ndarray:
+    """What is set to zero to clear pages. On a CPU numpy does it: torch wakes its workers for every few megabytes and
+    waits for all of them, which on a busy machine takes thirty times as long as the work.
+    """
+    return pages.view(torch.uint8).numpy() if pages.device.type == "cpu" else pages
 
 
 class PageGroup:
@@ -27,13 +35,14 @@ class PageGroup:
         spare: bool,
     ) -> None:
         """`number`: among the groups of a pool; `spare`: one more page, for rows that nobody keeps."""
-        self.page, self.count, self.window, self._zeroed = page, pages, spec.window, not spare
+        self.page, self.count, self.window = page, pages, spec.window
         heads, size = spec.layout.kv_heads, spec.layout.size
         self._keys = torch.empty(layers, pages + spare, heads, size, page, dtype=dtype, device=device)
         self._values = torch.empty(layers, pages + spare, heads, page, size, dtype=dtype, device=device)
         if spare:
             self._keys[:, pages], self._values[:, pages] = 0, 0
         self.layers = [LayerPages(*both, number) for both in zip(self._keys, self._values, strict=True)]
+        self._zeroed = () if spare else tuple(map(_zeroable, (self._keys, self._values)))
         self._holders = [0] * pages
         self._free = list(reversed(range(pages)))  # the lowest number is handed out first
 
@@ -63,9 +72,8 @@ class PageGroup:
         taken = [self._free.pop() for _ in range(count)]
         for page in taken:
             self._holders[page] = 1
-        if self._zeroed and taken:  # the kernels of a device mask what is not there
-            self._keys[:, taken] = 0
-            self._values[:, taken] = 0
+        for part in self._zeroed if taken else ():  # the kernels of a device mask what is not there
+            part[:, taken] = 0
         return taken
 
     def share(self, pages: Iterable[int]) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FOUND_SHARE = 0.8  # of all pages and states, at most, that outlive newer ones because they were found before
 STRIDE = 64  # tokens, at multiples of which recurrent state may be kept
+MOST_SAVED = 4096  # tokens that a recurrent state is said to save, at most: prompts leave states every so often anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,10 @@ class CachedPage:
     entries: frozenset[str] = frozenset()  # row drafters whose entries it holds as well
     edge: Tensor | None = None  # [features] of its last row, from which a drafter goes on
     state: SlotContents | None = None  # recurrent state after its last row
+    moment: int = 0  # when the state was made, or a sequence last began behind it: see `PrefixIndex.keep_state`
+    hits: int = 0  # sequences that began behind it
+    parts: bool = False  # texts part there: several go on from it
+    continued: bool = False  # was a page published behind it?
     stored: StoredPage | None = None  # where a file has it
 
     @property
@@ -118,7 +123,8 @@ class PrefixIndex:
         self._again: OrderedDict[CachedPage, None] = OrderedDict()
         self._away: OrderedDict[CachedPage, None] = OrderedDict()  # in host memory, without users
         self._filed: OrderedDict[CachedPage, None] = OrderedDict()  # in a file alone, without users
-        self._stateful: OrderedDict[CachedPage, None] = OrderedDict()  # the least recently made or used first
+        self._stateful: dict[CachedPage, None] = {}  # pages with a state in memory
+        self._moment = 0  # counts the states that were ever kept
         self._listeners: list[Callable[[PageEvent], None]] = []
 
     def serve(self, *, any_row: bool, chunk: int, host_limit: int = 0) -> None:
@@ -190,6 +196,8 @@ class PrefixIndex:
             group.share([number])
         page = CachedPage(key, parent, tokens, media, pages)
         self._pages[key] = page
+        if parent is not None:
+            parent.continued = True
         self._tell(page.news)
         return page
 
@@ -199,8 +207,11 @@ class PrefixIndex:
         if page.users == 1:
             for unused in self._unused:
                 unused.pop(page, None)
-        if page.state is not None:
-            self._stateful.move_to_end(page)
+
+    def begin_behind(self, page: CachedPage) -> None:
+        """A sequence begins with the text up to this page. The second one goes on otherwise than the first."""
+        page.moment, page.hits = self._moment, page.hits + 1
+        page.parts = page.parts or page.hits > 1
 
     def leave(self, pages: Iterable[CachedPage]) -> None:
         """A sequence leaves these pages, given in the order of its text: the last of them are the first to go."""
@@ -331,15 +342,28 @@ class PrefixIndex:
             return page.stored.state()
         return page.state
 
-    def keep_state(self, page: CachedPage, state: SlotContents) -> None:
-        """Recurrent state after the page's last row; of those that were never found the least recent makes room."""
-        page.state = state
+    def keep_state(self, page: CachedPage, state: SlotContents, parts: bool = False) -> None:
+        """Recurrent state after the page's last row. `parts`: several texts are known to go on from there.
+
+        One must make room where there are too many. Those where texts part stay, as long as they are at most four
+        fifths. Of the others that goes whose loss costs least: the tokens that would be read again, back to the state
+        before it, divided by its age. So the places where conversations stand outlive those they have left behind.
+        """
+        self._moment += 1
+        page.state, page.moment, page.parts = state, self._moment, page.parts or parts
         self._stateful[page] = None
-        self._stateful.move_to_end(page)
         while len(self._stateful) > self.most_states:
-            found = [page for page in self._stateful if page.found]
-            many = len(found) > FOUND_SHARE * self.most_states
-            self.drop_state(found[0] if many else next(page for page in self._stateful if not page.found))
+            parting = [page for page in self._stateful if page.parts]
+            many = len(parting) > FOUND_SHARE * self.most_states
+            leaving = parting if many else [page for page in self._stateful if not page.parts]
+            self.drop_state(min(leaving, key=self._worth))
+
+    def _worth(self, page: CachedPage) -> float:
+        """Of a state: tokens that it saves by its age."""
+        count, before = 1, page.parent
+        while before is not None and before.state is None and count * self.page < MOST_SAVED:
+            count, before = count + 1, before.parent
+        return count / (self._moment + 1 - page.moment)
 
     def drop_state(self, page: CachedPage) -> None:
         """Its state is not worth its memory any more."""
