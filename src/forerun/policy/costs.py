@@ -122,6 +122,8 @@ class CostTable:
         self._noise = FIRST_NOISE**2
         self._measured = 0  # rounds
         self._last: tuple[dict[Key, float], float] | None = None  # of the round before: its shape and log seconds
+        self._usual: RoundShape | None = None  # of the round before, where another such round says nothing of figures,
+        self._expected = 0.0  # and the logarithm of the plain passes that it should take
         self._surprise = 0.0  # of the round before, where it was too large to be believed
         self._doubt = 0.0  # by how much the level has jumped since drafts came or went
         self._drafted = False  # the round before had drafts
@@ -196,6 +198,9 @@ class CostTable:
 
     def learn(self, shape: RoundShape, seconds: float, drafting: Mapping[str, float] | None = None) -> None:
         """A round took so long. `drafting`: the part of it that each drafter took, where that is known apart."""
+        if shape == self._usual and seconds > 0 and self._learn_usual(seconds):
+            return
+        self._usual = None
         parts = self._parts(shape)
         for drafter, took in (drafting or {}).items():
             seconds -= took
@@ -223,13 +228,38 @@ class CostTable:
             self._compare(parts, figures, expected, place - math.log(expected) - self._level, drafts)
             self._drafted = drafts
         if self._last is not None and self._last[0] == parts:
-            apart = min(abs(place - self._last[1]), SURPRISE * 2 * self.noise)
-            self._noise += NOISE_WEIGHT * (max(LEAST_NOISE**2, apart**2 / 2) - self._noise)
+            self._learn_noise(place - self._last[1])
         for figure in figures.values():
             figure.measured += 1
         size = batch_class(shape.sequences)
         self._widest[size] = max(self._widest.get(size, 0), shape.rows)
         self._last = parts, place
+        if not self.steady and not shape.drafts and all(figure.measured >= YOUNG for figure in figures.values()):
+            self._usual = shape
+            self._expected = math.log(sum(figures[key].value * count for key, count in parts.items()))
+
+    def _learn_usual(self, seconds: float) -> bool:
+        """As `learn`, for one more round of the same shape, which moves the level alone: it comes every few ms. False:
+        it took so long that there is more to say.
+        """
+        assert self._last is not None
+        place = math.log(seconds)
+        surprise, level = place - self._expected - self._level, self._level_variance + DRIFT**2
+        spread = level + self._noise
+        if abs(surprise) > SURPRISE * math.sqrt(spread):
+            return False
+        self._measured += 1
+        self._surprise = 0.0
+        self._level += level / spread * surprise
+        self._level_variance = level * (1 - level / spread)
+        self._learn_noise(place - self._last[1])
+        self._last = self._last[0], place
+        return True
+
+    def _learn_noise(self, apart: float) -> None:
+        """Two neighbouring rounds of one shape."""
+        apart = min(abs(apart), SURPRISE * 2 * self.noise)
+        self._noise += NOISE_WEIGHT * (max(LEAST_NOISE**2, apart**2 / 2) - self._noise)
 
     def _fit(self, parts: dict[Key, float], figures: dict[Key, Figure], expected: float, surprise: float) -> None:
         """Share a surprise, in plain passes, among all that this round was the sum of."""

@@ -471,7 +471,8 @@ class Policy:
             many, many + sum(d.depth for d in decisions), _drafts(decisions), result.follows, result.waited
         )
         if result.typical and self._tells(shape, result.prompt_rows):
-            self.costs.learn(replace(shape, prompt_rows=result.prompt_rows), result.seconds, result.drafting)
+            read = replace(shape, prompt_rows=result.prompt_rows) if result.prompt_rows else shape
+            self.costs.learn(read, result.seconds, result.drafting)
             if not drafted:
                 size.measured += 1
         stride = 1 + many // (2 * FEW)
@@ -512,7 +513,9 @@ class Policy:
         What sequences cost whose users named an arm is part of what the round takes anyway.
         """
         many = shape.sequences
-        self.balance += SHARE
+        self.balance = min(MOST, self.balance + SHARE)
+        if not drafted and not result.follows and not result.waited:
+            return
         members = [one for part in result.parts if (one := self._sequences.get(part.id)) is not None]
         ours = [part for part in drafted if self._chooses_for(part.id)]
         named = [Decision(part.decision.arm, part.drafted) for part in drafted if not self._chooses_for(part.id)]
@@ -530,7 +533,7 @@ class Policy:
             for part in result.parts:
                 if self._chooses_for(part.id):
                     self._sequences[part.id].saved += (part.tokens - 1) * seconds - lost
-        self.balance = min(MOST, self.balance)
+            self.balance = min(MOST, self.balance)
 
     def _chooses_for(self, number: int) -> bool:
         mine = self._sequences.get(number)
