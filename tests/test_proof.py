@@ -156,4 +156,4 @@ def test_a_chat_says_so_and_samples_as_the_models_makers_recommend(model: Langua
     with closing(talker.answer([{"role": "user", "content": REPEATING}], options)) as reply:
         assert list(reply)
         assert isinstance(reply, LocalReply) and reply._generation.sequence.request.sampling.top_k == 5
-        assert reply.outcome().proof == "proved: 8 tokens identical to plain decoding"
+        assert reply.summary().proof == "proved: 8 tokens identical to plain decoding"

@@ -141,7 +141,7 @@ def test_answers_are_ended_by_name(address: str, engine: LocalEngine) -> None:
         ({"token_ids": [5], "sampling_params": {"best_of": 2}}, 400, "best_of"),
         ({"token_ids": [5], "kv_transfer_params": {}}, 400, "kv_transfer_params"),
         ({"token_ids": [5], "stream": True, "sampling_params": {"prompt_logprobs": 1}}, 400, "prompt_logprobs"),
-        ({"token_ids": [5] * 600}, 400, "600 tokens"),
+        ({"token_ids": [5] * 600}, 400, "The prompt has 600"),
         ({"token_ids": [5], "model": "another"}, 404, "another"),
     ],
     ids=lambda value: str(value)[:40],

@@ -61,6 +61,7 @@ class Policy:
         self._round = 0
         self._think_at = 0  # the round in which the plan is thought about again
         self._ids: list[int] = []
+        self._offered: list[list[str]] = []  # text arms that each sequence had when the plan was thought about
         self._text_of_kind: dict[str, float] = {}
 
     # Who is there.
@@ -152,8 +153,16 @@ class Policy:
         return decisions
 
     def _has_news(self, asks: Sequence[Ask]) -> bool:
-        """Text drafts change what is best for a few sequences; of many, they only have to be worth their rows."""
-        return len(asks) <= FEW and any(ask.available and any(ask.available.values()) for ask in asks)
+        """Other text drafts than at the last thought change what is best for a few sequences; of many, they only have
+        to be worth their rows.
+        """
+        if len(asks) > FEW:
+            return False
+        offered = [sorted(arm for arm, most in (ask.available or {}).items() if most) for ask in asks]
+        if not any(offered) or offered == self._offered:
+            return False
+        self._offered = offered
+        return True
 
     def _plan_now(self, size: Size) -> DraftPlan:
         """The plan of the size, a look at another drafter, or plain decoding."""
@@ -317,6 +326,7 @@ class Policy:
         if look.rest or size.blocked or rate < LEAD * plain.rate or lost > self.balance:
             return plain
         look.lost()
+        self._offered = []  # for one round
         return DraftPlan(None, 0, price, rate, plain.times, tokens)
 
     def _plan(
