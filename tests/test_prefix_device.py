@@ -59,7 +59,6 @@ def test_recurrent_prompts_are_found_in_whole_chunks(tmp_path: Path) -> None:
         (130, 128),
         (140, 128),
         (129, 128),
-        (128, 0),
         (128, 64),
         (70, 64),
     ):
