@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from dataclasses import replace
 from functools import partial
@@ -409,8 +410,10 @@ def test_loading_beside_the_loop(target: Decoder) -> None:
         local = LocalEngine()
         model = await local.load(lambda: language_model(target))
         assert local.state().status == "ready" and model.engine.warm and local.model is model
+        assert gc.get_freeze_count() > 0  # collections leave what was loaded alone
         assert isinstance((await ask(local, wish))[1], Ended)
         await local.close()
+        assert gc.get_freeze_count() == 0
         broken = LocalEngine()
         with pytest.raises(ZeroDivisionError):
             await broken.load(lambda: 1 // 0)  # type: ignore[arg-type, return-value]

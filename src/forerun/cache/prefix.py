@@ -343,11 +343,11 @@ class PrefixIndex:
         return page.state
 
     def keep_state(self, page: CachedPage, state: SlotContents, parts: bool = False) -> None:
-        """Recurrent state after the page's last row. `parts`: several texts are known to go on from there.
+        """Keep the recurrent state after the page's last row. `parts`: several texts are known to go on from there.
 
-        One must make room where there are too many. Those where texts part stay, as long as they are at most four
-        fifths. Of the others that goes whose loss costs least: the tokens that would be read again, back to the state
-        before it, divided by its age. So the places where conversations stand outlive those they have left behind.
+        Where there are too many states, one is dropped. A state where texts part is spared, as long as such states are
+        at most four fifths. Of the rest the state is dropped that saves least: the tokens that would be read again,
+        back to the state before it, divided by its age. So the ends of conversations outlive earlier points of them.
         """
         self._moment += 1
         page.state, page.moment, page.parts = state, self._moment, page.parts or parts

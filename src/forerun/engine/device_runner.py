@@ -201,7 +201,7 @@ class DeviceRunner(Runner):
             if not shape.follows or not self._has_not_run(shape, turns):
                 raise
             for turn in turns:  # it may have been a drafter: without drafters the target's own fault comes again
-                for name in followed(turn):
+                for name in turn.written_by:
                     self.drafters.switch_off(turn.sequence, name, error)
             output, result = self._run(shape._replace(follows=NONE), upload, turns, ticket)
         self._results.append(self._results.pop(0))
@@ -223,7 +223,7 @@ class DeviceRunner(Runner):
             if self.followers:
                 # Of a generated row the device alone knows the place: entries count from where it may be at most.
                 begin = turn.begin if turn.is_prompt else turn.sequence.reach
-                self.drafters.follow(turn.sequence, followed(turn), begin)
+                self.drafters.follow(turn.sequence, turn.written_by, begin)
             if self._columns:
                 turn.sequence.cache.edge = self.slots.edges[slot]
             if turn.is_prompt and turn.sequence.cache.keeps_state(turn.stop):  # the next round moves it on
@@ -318,7 +318,7 @@ class DeviceRunner(Runner):
         """What the round is captured for."""
         requests = [turn.sequence.request for turn in turns]
         features = bool(self._columns) or any(request.prompt_logprobs for request in requests)
-        follows = NONE.union(*map(followed, turns)) & self.followers if self.followers else NONE
+        follows = NONE.union(*(turn.written_by for turn in turns)) & self.followers if self.followers else NONE
         edited = any(request.sampling.needs_edits for request in requests)
         edited = edited or any(turn.masks is not None for turn in turns)
         filtered = any(request.sampling.filtered for request in requests)
@@ -655,11 +655,6 @@ class DeviceRunner(Runner):
     def _usual(self, rows: int, lines: int, width: int, chunks: int, filtered: bool) -> PassShape:
         """Of a round in which drafters follow, and nothing edits logits."""
         return PassShape(rows, lines, width, chunks, bool(self._columns), self.followers, filtered, False)
-
-
-def followed(turn: Turn) -> frozenset[str]:
-    """The row drafters that write entries for its rows, but those that have failed."""
-    return turn.follows & set(turn.sequence.arms) if turn.follows else NONE
 
 
 def decides_for(request: Request) -> bool:

@@ -38,7 +38,7 @@ UNRUN = 8  # tokens of a draft that is not run to compare; a round seldom emits 
 SLOWDOWN = 2.5  # times as long as usual that a token of an answer may take while prompts are read
 LEAST_ROWS, RECENT = 64, 0.1  # rows of prompts in a pass beside answers, at least; weight of the last round
 NONE: frozenset[str] = frozenset()
-READ_BY_HEADS = 256  # tokens at the end of a prompt that heads read: those before say little about the next one
+READ_BY_HEADS = 256  # tokens: heads do not read a stretch of a prompt that ends so far before its end, it says little
 
 
 @dataclass(slots=True)

@@ -45,6 +45,11 @@ class Turn:
         return self.stop == self.sequence.prompt_length
 
     @property
+    def written_by(self) -> frozenset[str]:
+        """Row drafters that write entries for its rows: those that failed since it was planned do not."""
+        return self.follows & set(self.sequence.arms) if self.follows else self.follows
+
+    @property
     def tokens(self) -> list[int]:
         """What its rows hold."""
         if self.is_prompt:

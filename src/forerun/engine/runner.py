@@ -75,7 +75,7 @@ class Runner:
         """Keep the first `count` rows of a turn, forget the rest."""
         turn = outcome.turn
         sequence, cache = turn.sequence, turn.sequence.cache
-        self.drafters.follow(sequence, turn.follows & set(sequence.arms), cache.length)
+        self.drafters.follow(sequence, turn.written_by, cache.length)
         cache.commit(count, outcome.features, self.drafters.entries(sequence))
         cache.edge = outcome.features[count - 1] if count and outcome.features is not None else None
         self._forget_rejected(sequence)
@@ -217,7 +217,7 @@ class Runner:
         """Row drafters write the entries of the rows that they follow."""
         features = {id(outcome.turn): outcome.features for outcome in outcomes}
         for name, drafter in self.drafters.rows.items():
-            mine = [turn for turn in turns if name in turn.follows and name in turn.sequence.arms]
+            mine = [turn for turn in turns if name in turn.written_by]
             if not mine:
                 continue
 

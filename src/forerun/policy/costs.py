@@ -239,8 +239,8 @@ class CostTable:
             self._expected = math.log(sum(figures[key].value * count for key, count in parts.items()))
 
     def _learn_usual(self, seconds: float) -> bool:
-        """As `learn`, for one more round of the same shape, which moves the level alone: it comes every few ms. False:
-        it took so long that there is more to say.
+        """As `learn`, for a round of the usual shape: the level alone moves, which is quick. Returns False where the
+        round took so much more or less time than expected that `learn` must look at it.
         """
         assert self._last is not None
         place = math.log(seconds)
@@ -266,7 +266,7 @@ class CostTable:
         while True:
             spread = self._noise * expected**2 + sum(figures[key].variance * count**2 for key, count in parts.items())
             bound = SURPRISE * math.sqrt(spread)
-            if abs(surprise) <= bound or not self._doubts_memory(figures):
+            if abs(surprise) <= bound or not self._unlearn(figures):
                 break
         surprise = min(max(surprise, -bound), bound)
         for key, count in parts.items():
@@ -297,7 +297,7 @@ class CostTable:
         while True:
             spread = level + self._noise + sum(figure.variance * by * by for _, figure, by in touched)
             bound = SURPRISE * math.sqrt(spread)
-            if abs(surprise) <= bound or not self._doubts_memory(figures):
+            if abs(surprise) <= bound or not self._unlearn(figures):
                 break
         if drafts != self._drafted and self._resolve(touched, surprise):
             return
@@ -313,9 +313,9 @@ class CostTable:
         self._level_variance = level * (1 - level / spread)
         self._blame(touched, surprise, spread)
 
-    def _doubts_memory(self, figures: Mapping[Key, Figure]) -> bool:
-        """Is one of these from an earlier run, and never measured in this one? It was wrong: so it counts as a guess,
-        and other passes that it left are read off measured ones again.
+    def _unlearn(self, figures: Mapping[Key, Figure]) -> bool:
+        """A round contradicts these figures: those from an earlier run that were never measured in this one count as
+        guesses from now on, and all other passes of that run are forgotten. Returns whether there were any.
         """
         wrong = [figure for figure in figures.values() if figure.remembered and not figure.measured]
         for figure in wrong:

@@ -153,8 +153,8 @@ class Policy:
         return decisions
 
     def _has_news(self, asks: Sequence[Ask]) -> bool:
-        """Other text drafts than at the last thought change what is best for a few sequences; of many, they only have
-        to be worth their rows.
+        """Are there text arms that the plan was not thought about with? They change what is best for a few sequences;
+        in a large batch a text draft only has to be worth its rows.
         """
         if len(asks) > FEW:
             return False
@@ -326,7 +326,7 @@ class Policy:
         if look.rest or size.blocked or rate < LEAD * plain.rate or lost > self.balance:
             return plain
         look.lost()
-        self._offered = []  # for one round
+        self._offered = []  # the next round with text drafts is thought about again
         return DraftPlan(None, 0, price, rate, plain.times, tokens)
 
     def _plan(

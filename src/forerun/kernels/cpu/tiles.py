@@ -193,7 +193,7 @@ def pack_blocks(weight: NDArray[np.float32], memory: TileMemory, bits: Literal[4
         some[:, :inputs] = weight[start : start + 1024]
         blocks = some.reshape(-1, BLOCK)
         largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1)[:, 0]
-        # Of so few steps as 4 bits have none is lost: the largest number takes the one that only one sign has.
+        # Four bits go from -8 to 7: the number of largest magnitude becomes -8, so that no step is left unused.
         delta = np.abs(largest) / np.float32(127) if bits == 8 else largest / np.float32(-8)
         with np.errstate(divide="ignore"):
             inverse = np.where(delta == 0, np.float32(0), np.float32(1) / delta)
